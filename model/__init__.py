@@ -1,0 +1,1 @@
+"""Compute: from one batch of plain integers to the tokens sampled for its rows. Knows `scheduler.batch`, nothing else of ours."""

@@ -1,0 +1,60 @@
+"""Rule 1: who may share a batch. Everything that builds or compares adapter lists lives in this file.
+
+An *adapter list* gives one scale per loaded adapter. Its canonical form, the *cohort key*, holds the pairs (adapter, scale)
+with scale ≠ 0, sorted by load id, scales rounded to float32 (the precision in which they are applied). Requests whose keys
+differ never share a batch; caches are seeded by the key. The rule is llama.cpp's `are_lora_equal`
+(tools/server/server-common.cpp), asked here by everyone who needs it.
+"""
+
+import math
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
+
+
+class AdapterId(NamedTuple):
+    """What makes a loaded adapter itself: `load_id` never repeats in a process; `digest` names the content of its files."""
+
+    load_id: int
+    digest: str
+
+
+CohortKey: TypeAlias = tuple[tuple[AdapterId, float], ...]
+CacheSeed: TypeAlias = tuple[tuple[str, float], ...]
+
+BASE: CohortKey = ()
+"""The key of the base model: no adapter at a scale other than 0."""
+
+
+def cohort_key(scales: Iterable[tuple[AdapterId, float]]) -> CohortKey:
+    """Return the canonical key of an adapter list.
+
+    Raises ValueError where a scale is NaN or infinite in float32, or an adapter is named twice.
+    """
+    pairs = sorted((adapter, _as_float32(scale)) for adapter, scale in scales)
+    if len({adapter.load_id for adapter, _ in pairs}) != len(pairs):
+        raise ValueError(f"adapter list names an adapter twice: {[adapter.load_id for adapter, _ in pairs]}")
+    return tuple((adapter, scale) for adapter, scale in pairs if scale != 0.0)
+
+
+def can_share_batch(a: CohortKey, b: CohortKey) -> bool:
+    """Whether two requests may be computed in one step: only where their adapter lists are equal, scale by scale."""
+    return a == b
+
+
+def cache_seed(key: CohortKey) -> CacheSeed:
+    """What a cache of anything computed under `key` must be keyed by: contents and scales, not names or load ids.
+
+    The order of the adapters stays, for floating-point sums follow it.
+    """
+    return tuple((adapter.digest, scale) for adapter, scale in key)
+
+
+def _as_float32(scale: float) -> float:
+    try:
+        rounded: float = struct.unpack("f", struct.pack("f", scale))[0]
+    except OverflowError:
+        rounded = math.inf
+    if not math.isfinite(rounded):
+        raise ValueError(f"adapter scale must be a finite number, got {scale}")
+    return rounded

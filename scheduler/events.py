@@ -1,0 +1,80 @@
+"""What happened to requests, as values. The scheduler returns them; streams and metrics read them.
+
+Every accepted request gets exactly one `Finished`, and it is the request's last event (I7).
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from scheduler.batch import Sample
+from scheduler.cohort import CohortKey
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    EOS = "eos"
+    """The model chose a token that ends generation."""
+    WORD = "word"
+    """The text reached one of the request's stop strings."""
+    LIMIT = "limit"
+    """The token limit or the context is used up."""
+    ABORT = "abort"
+    """The client went away or took the request back."""
+    ERROR = "error"
+    """The step that computed it failed, or the server shut down before it was done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A waiting request got a slot. `num_cached` of its tokens need not be computed: a prefix hit."""
+
+    request_id: int
+    key: CohortKey
+    slot_id: int
+    num_cached: int
+    queue_s: float
+    """Seconds since arrival, or since preemption where it is admitted again."""
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSampled:
+    """A request advanced by one token. `index` counts its generated tokens from 0."""
+
+    request_id: int
+    key: CohortKey
+    index: int
+    sample: Sample
+    gap_s: float
+    """Seconds since the previous token, or since arrival for the first (TTFT)."""
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """A running request lost slot and blocks to KV pressure; it waits, and is recomputed later."""
+
+    request_id: int
+    key: CohortKey
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The one terminal event of an accepted request."""
+
+    request_id: int
+    key: CohortKey
+    reason: FinishReason
+    message: str
+    """For `ERROR` what went wrong, else empty."""
+    num_prompt: int
+    num_generated: int
+    num_cached: int
+    arrived_s: float
+    now: float
+
+
+Event: TypeAlias = Admitted | TokenSampled | Preempted | Finished

@@ -1,0 +1,96 @@
+"""One request: what was asked, how far it is, and which state changes are legal."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from scheduler.batch import SamplingParams
+from scheduler.cohort import CohortKey
+
+
+class State(StrEnum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"
+    """Accepted, without a slot: new, or preempted."""
+    RUNNING = "running"
+    """Has a slot and KV blocks."""
+    FINISHED = "finished"
+
+
+_LEGAL = {
+    (State.WAITING, State.RUNNING),  # admission
+    (State.RUNNING, State.WAITING),  # preemption
+    (State.WAITING, State.FINISHED),  # abort in the queue
+    (State.RUNNING, State.FINISHED),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A generation request. The caller sets the first block of fields once; the scheduler alone changes the second."""
+
+    request_id: int
+    """Unique among the requests of a process."""
+    key: CohortKey
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    max_new_tokens: int
+    """At least 1; generation also ends where the context does."""
+    eog_ids: frozenset[int] = frozenset()
+    """Tokens that end generation; such a token is the last one of the output. Empty where they are ignored."""
+    slot_id_wanted: int | None = None
+    """Run in this slot and no other (llama-server's `id_slot`)."""
+    reuse_prefix: bool = True
+    """Whether KV blocks of earlier requests may be used (llama-server's `cache_prompt`)."""
+
+    state: State = State.WAITING
+    output: list[int] = field(default_factory=list)
+    slot_id: int | None = None
+    blocks: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    """Leading tokens (of prompt + output) whose KV is in `blocks`."""
+    num_cached: int = 0
+    """Tokens taken from the prefix cache at the first admission."""
+    arrived_s: float = 0.0
+    queued_s: float = 0.0
+    """When it last began to wait."""
+    admitted_s: float | None = None
+    """When it was first admitted."""
+    last_token_s: float | None = None
+    admission_id: int = -1
+    """Rank among all admissions; the newest is preempted first."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output together."""
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens still to compute before the next one can be sampled: 1 in decode, more in prefill."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether the next step of this request computes just its newest sampled token."""
+        return bool(self.output) and self.num_uncomputed == 1
+
+    def tokens(self, start: int, stop: int) -> tuple[int, ...]:
+        """Tokens at positions start … stop - 1 of prompt + output, in time proportional to their number."""
+        split = len(self.prompt)
+        if stop <= split:
+            return self.prompt[start:stop]
+        generated = tuple(self.output[max(start - split, 0) : stop - split])
+        return self.prompt[start:split] + generated if start < split else generated
+
+    def history(self) -> tuple[int, ...]:
+        """The tokens that the penalties of the next sample look at; empty where none does."""
+        if not self.sampling.uses_penalties:
+            return ()
+        last_n = self.sampling.repeat_last_n
+        return self.tokens(0 if last_n < 0 else max(self.num_tokens - last_n, 0), self.num_tokens)
+
+    def move_to(self, state: State) -> None:
+        """Change state; an illegal change is a bug of ours."""
+        assert (self.state, state) in _LEGAL, f"request {self.request_id}: {self.state} -> {state}"
+        self.state = state
