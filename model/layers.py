@@ -1,0 +1,101 @@
+"""The arithmetic between the matrix products: norms, gate, rotary embedding, KV write. Knows no weights and no requests.
+
+`Ops` is the contract and `TorchOps` its reference in plain torch, for any device; `model/kernels_cpu.py` fuses the same
+for CPUs. The residual stream is float32; all else is in the compute dtype, computed in float32 and rounded once.
+Sources: RMSNorm arXiv 1910.07467, SwiGLU arXiv 2002.05202, rotary embedding arXiv 2104.09864 in the rotate-half layout.
+
+T tokens in the step, D hidden, F MLP, H query heads, K KV heads, h head size, N blocks, P tokens per block.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class Ops(Protocol):
+    """What the decoder does between matrix products. Built for one compute dtype; treats every row by itself."""
+
+    def add_rms_norm(self, residual: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        """Add `y` to the residual stream in place and return the RMS norm of the sum, scaled by `weight`.
+
+        residual (T, D) float32, contiguous, modified; y (T, D) compute dtype, None where there is nothing to add;
+        weight (D,) float32. Returns (T, D) in the compute dtype.
+        """
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """Return silu(gate) · up, for gate_up (T, 2F) with the gate in the first F columns, as (T, F) of its dtype."""
+        ...
+
+    def rope_store(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slots: Tensor,
+    ) -> Tensor:
+        """Rotate queries and keys, write keys and values of every token into the cache, return the queries.
+
+        qkv (T, (H + 2K) · h) compute dtype; cos, sin (T, h/2) float32, pairing component i with i + h/2; q_norm, k_norm
+        (h,) float32 weights of a per-head RMS norm before the rotation, or both None; k_cache, v_cache (N, P, K, h),
+        modified at the flat slots (T,) int64, slot = block · P + offset. Returns (T, H, h) in the compute dtype.
+        """
+        ...
+
+
+class TorchOps:
+    """`Ops` in plain torch: the reference on any device, and the path on CUDA."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def add_rms_norm(self, residual: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        if y is not None:
+            residual += y
+        return rms_norm(residual, weight, eps).to(self.dtype)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.float().chunk(2, dim=-1)  # (T, F) each
+        return (F.silu(gate) * up).to(gate_up.dtype)
+
+    def rope_store(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slots: Tensor,
+    ) -> Tensor:
+        K, h = k_cache.shape[2:]
+        heads = qkv.view(qkv.shape[0], -1, h)  # (T, H + 2K, h)
+        H = heads.shape[1] - 2 * K
+        q, k, v = heads[:, :H].float(), heads[:, H : H + K].float(), heads[:, H + K :]
+        if q_norm is not None and k_norm is not None:
+            q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        k_cache.view(-1, K, h).index_copy_(0, slots, k.to(k_cache.dtype))
+        v_cache.view(-1, K, h).index_copy_(0, slots, v.to(v_cache.dtype))
+        return q.to(self.dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return x / sqrt(mean(x²) + eps) · weight over the last dimension, in float32."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each pair (i, i + h/2) of x (T, heads, h) by the angle whose cosine and sine (T, h/2) are given."""
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # (T, 1, h/2)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
