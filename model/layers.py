@@ -1,4 +1,4 @@
-"""The arithmetic between the matrix products: norms, gate, rotary embedding, KV write. Knows no weights and no requests.
+"""The arithmetic between the matrix products: norms, gate, rotary embedding, KV write. Knows no weights, no requests.
 
 `Ops` is the contract and `TorchOps` its reference in plain torch, for any device; `model/kernels_cpu.py` fuses the same
 for CPUs. The residual stream is float32; all else is in the compute dtype, computed in float32 and rounded once.
