@@ -1,4 +1,5 @@
-"""The contract between scheduler and model: what one step computes, and what comes back. Plain ints and tuples, no tensors."""
+"""The contract between scheduler and model: what one step computes, and what comes back. Plain ints and tuples, no
+tensors."""
 
 from dataclasses import dataclass
 
@@ -56,6 +57,8 @@ class Row:
     """None where the chunk does not reach the end of the prompt: its logits are not needed."""
     history: tuple[int, ...] = ()
     """The last `repeat_last_n` tokens up to and including this row's; empty where no penalty needs them."""
+    is_decode: bool = False
+    """Whether the row computes just the newest sampled token."""
 
     @property
     def end(self) -> int:

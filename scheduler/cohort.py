@@ -1,10 +1,9 @@
 """Rule 1: who may share a batch. Everything that builds or compares adapter lists lives in this file.
 
-An *adapter list* gives one scale per loaded adapter. Its canonical form, the *cohort key*, holds the pairs (adapter, scale)
-with scale ≠ 0, sorted by load id, scales rounded to float32 (the precision in which they are applied). Requests whose keys
-differ never share a batch; caches are seeded by the key. The rule is llama.cpp's `are_lora_equal`
-(tools/server/server-common.cpp), asked here by everyone who needs it.
-"""
+An *adapter list* gives one scale per loaded adapter. Its canonical form, the *cohort key*, holds the pairs (adapter,
+scale) with scale ≠ 0, sorted by load id, scales rounded to float32 (the precision in which they are applied). Requests
+whose keys differ never share a batch; caches are seeded by the key. The rule is llama.cpp's `are_lora_equal`
+(tools/server/server-common.cpp), asked here by everyone who needs it."""
 
 import math
 import struct
@@ -13,7 +12,8 @@ from typing import NamedTuple, TypeAlias
 
 
 class AdapterId(NamedTuple):
-    """What makes a loaded adapter itself: `load_id` never repeats in a process; `digest` names the content of its files."""
+    """What makes a loaded adapter itself: `load_id` never repeats in a process; `digest` names the content of its
+    files."""
 
     load_id: int
     digest: str

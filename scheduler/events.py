@@ -77,4 +77,22 @@ class Finished:
     now: float
 
 
-Event: TypeAlias = Admitted | TokenSampled | Preempted | Finished
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One step was computed and committed (or failed, with no token committed)."""
+
+    step_id: int
+    key: CohortKey
+    num_rows: int
+    num_decode: int
+    """Rows that computed one sampled token; the others computed chunks of prompts."""
+    num_tokens: int
+    num_cohorts: int
+    """Cohorts that were runnable when the step was planned, this one included."""
+    is_switch: bool
+    """Whether the step before it ran under another adapter list."""
+    duration_s: float
+    now: float
+
+
+Event: TypeAlias = Admitted | TokenSampled | Preempted | Finished | StepDone

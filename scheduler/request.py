@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from scheduler.batch import SamplingParams
 from scheduler.cohort import CohortKey
+from scheduler.prefix_cache import PrefixNode
 
 
 class State(StrEnum):
@@ -49,6 +50,10 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
     """Leading tokens (of prompt + output) whose KV is in `blocks`."""
+    prefix: PrefixNode | None = None
+    """Where its chain of registered full blocks ends in the prefix cache; None before the first."""
+    num_registered: int = 0
+    """Leading full blocks that the prefix cache has been told of."""
     num_cached: int = 0
     """Tokens taken from the prefix cache at the first admission."""
     arrived_s: float = 0.0

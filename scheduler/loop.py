@@ -1,0 +1,155 @@
+"""The step loop: the one asyncio task that owns the scheduler, and the worker thread on which steps are computed.
+
+Clients call `submit` and `end`, which return at once; a request's events arrive in its `TokenStream`. While the worker
+computes, the event loop is free. Delivery never blocks: a stream buffers what its reader has not taken, at most the
+request's tokens."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeAlias
+
+from scheduler.batch import Batch, StepOutput
+from scheduler.core import Scheduler
+from scheduler.errors import ShuttingDown
+from scheduler.events import Event, Finished, FinishReason, TokenSampled
+from scheduler.request import Request
+
+StreamEvent: TypeAlias = TokenSampled | Finished
+
+log = logging.getLogger(__name__)
+
+
+class Executor(Protocol):
+    """Computes a step. Called on the worker thread, one step at a time."""
+
+    def execute(self, batch: Batch, /) -> StepOutput:
+        """Return one sample for each row of `batch` with `sampling`, in order."""
+        ...
+
+
+class TokenStream:
+    """The tokens of one request as they come, then its `Finished`. Iterate it once."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self._events: asyncio.Queue[StreamEvent] = asyncio.Queue()
+
+    def push(self, event: StreamEvent) -> None:
+        """Deliver an event; never waits."""
+        self._events.put_nowait(event)
+
+    async def __aiter__(self) -> AsyncIterator[StreamEvent]:
+        while True:
+            event = await self._events.get()
+            yield event
+            if isinstance(event, Finished):
+                return
+
+
+class StepLoop:
+    """Plan, run, commit, until drained. `observe` sees every event, in order, on the event loop's thread."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        observe: Callable[[Event], None] = lambda event: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self._executor = executor
+        self._observe = observe
+        self._clock = clock
+        self._streams: dict[int, TokenStream] = {}
+        self._ids = itertools.count()
+        self._work = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._accepting = True
+        self._stopping = False
+
+    def next_request_id(self) -> int:
+        """Return an id that no request of this process had."""
+        return next(self._ids)
+
+    def submit(self, request: Request) -> TokenStream:
+        """Accept a request and return its stream. Raises a `Refusal`, and changes nothing, where it is not accepted."""
+        if not self._accepting:
+            raise ShuttingDown
+        self.scheduler.add(request, self._clock())
+        stream = self._streams[request.request_id] = TokenStream(request)
+        self._idle.clear()
+        self._work.set()
+        return stream
+
+    def end(self, request_id: int, reason: FinishReason = FinishReason.ABORT, message: str = "") -> None:
+        """End a request early: the client left (ABORT), or its text is complete (WORD). Does nothing where it has
+        ended.
+
+        Its slot and blocks are free for the next `plan`, within the step that is in flight.
+        """
+        self.scheduler.end(request_id, reason, self._clock(), message)
+        self._deliver()
+
+    async def run(self) -> None:
+        """Run steps while there is work, wait while there is none, return after `drain` or `stop`.
+
+        However it ends, no stream is left without its `Finished`.
+        """
+        try:
+            with ThreadPoolExecutor(max_workers=1, thread_name_prefix="step") as worker:
+                while not self._stopping:
+                    batch = self.scheduler.plan(self._clock())
+                    self._deliver()
+                    if batch is None:
+                        self._work.clear()
+                        await self._work.wait()
+                    else:
+                        await self._step(worker, batch)
+        finally:
+            self.stop()
+
+    async def _step(self, worker: ThreadPoolExecutor, batch: Batch) -> None:
+        try:
+            output = await asyncio.get_running_loop().run_in_executor(worker, self._executor.execute, batch)
+        except Exception as error:
+            # Whatever a step raises ends the step's own requests and no others.
+            log.exception("step %d failed", batch.step_id)
+            self.scheduler.fail(f"{type(error).__name__}: {error}", self._clock())
+        else:
+            self.scheduler.commit(output, self._clock())
+        self._deliver()
+
+    def _deliver(self) -> None:
+        for event in self.scheduler.take_events():
+            self._observe(event)
+            if isinstance(event, TokenSampled):
+                self._streams[event.request_id].push(event)
+            elif isinstance(event, Finished):
+                self._streams.pop(event.request_id).push(event)
+        if not self._streams:
+            self._idle.set()
+
+    async def drain(self, grace_s: float) -> None:
+        """Accept no more, let accepted requests finish for `grace_s` seconds, end what is left with an error, then
+        stop."""
+        self._accepting = False
+        try:
+            await asyncio.wait_for(self._idle.wait(), grace_s)
+        except TimeoutError:
+            self.stop()
+        self._stopping = True
+        self._work.set()
+
+    def stop(self) -> None:
+        """Accept no more and end every request with an error now; `run` returns after the step in flight."""
+        self._accepting = False
+        for request_id in tuple(self._streams):
+            self.end(request_id, FinishReason.ERROR, "the server is shutting down")
+        self._stopping = True
+        self._work.set()
