@@ -59,6 +59,7 @@ class Scheduler:
         self.running: dict[int, Request] = {}
         """Slot id → the request in it."""
         self.in_flight: Batch | None = None
+        self._lists_in_flight = 0
         self._requests: dict[int, Request] = {}
         self._events: list[Event] = []
         self._planned_s = 0.0
@@ -122,6 +123,7 @@ class Scheduler:
                 self.in_flight = Batch(self._num_steps, key, tuple(rows))
                 self._num_steps += 1
                 self._planned_s = now
+                self._lists_in_flight = len({self._requests[row.request_id].key for row in rows})
                 return self.in_flight
         return None
 
@@ -162,12 +164,21 @@ class Scheduler:
             request.admission_id = self._num_admissions
             self._num_admissions += 1
             self.turns.join(request)
-            if request.admitted_s is None:
+            is_first = request.admitted_s is None
+            if is_first:
                 request.admitted_s = now
                 request.num_cached = request.num_computed
-            queue_s = now - request.queued_s
             self._events.append(
-                Admitted(request.request_id, request.key, request.slot_id, request.num_computed, queue_s, now)
+                Admitted(
+                    request_id=request.request_id,
+                    key=request.key,
+                    slot_id=request.slot_id,
+                    num_tokens=request.num_tokens,
+                    num_cached=request.num_computed,
+                    is_first=is_first,
+                    queue_s=now - request.queued_s,
+                    now=now,
+                )
             )
 
     def _slot_for(self, request: Request) -> int:
@@ -252,6 +263,7 @@ class Scheduler:
                 num_decode=sum(row.is_decode for row in batch.rows),
                 num_tokens=batch.num_tokens,
                 num_cohorts=self._num_cohorts,
+                num_lists=self._lists_in_flight,
                 is_switch=self._last_key is not None and self._last_key != batch.key,
                 duration_s=now - self._planned_s,
                 now=now,

@@ -33,7 +33,11 @@ class Admitted:
     request_id: int
     key: CohortKey
     slot_id: int
+    num_tokens: int
+    """Tokens it has: its prompt, and what it had generated before a preemption."""
     num_cached: int
+    is_first: bool
+    """False where it is admitted again, after a preemption."""
     queue_s: float
     """Seconds since arrival, or since preemption where it is admitted again."""
     now: float
@@ -89,6 +93,8 @@ class StepDone:
     num_tokens: int
     num_cohorts: int
     """Cohorts that were runnable when the step was planned, this one included."""
+    num_lists: int
+    """Distinct adapter lists among the requests of the batch: 1, or Rule 1 is broken."""
     is_switch: bool
     """Whether the step before it ran under another adapter list."""
     duration_s: float

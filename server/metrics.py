@@ -1,0 +1,140 @@
+"""What Prometheus sees: counters and histograms fed by the scheduler's events.
+
+Every family is called `cohort_…`. What is read at scrape time stands in `metric_state.py`; the names that existing
+dashboards and gateways read are the same series again, from the table in `metric_aliases.py`. Label values are chosen
+by the server (adapter names, reasons, states), and their number is bounded."""
+
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client.exposition import choose_encoder
+
+from scheduler.cohort import AdapterId
+from scheduler.core import Scheduler
+from scheduler.events import Admitted, Event, Finished, FinishReason, Preempted, StepDone, TokenSampled
+from server.metric_aliases import AliasCollector
+from server.metric_state import StateCollector
+
+AdapterName: TypeAlias = Callable[[AdapterId], str]
+
+# The library's switch is process-wide. Nobody charts when a counter was made, and it doubles the series.
+disable_created_metrics()
+
+# Bounds of vLLM's families, so that dashboards made for them read ours unchanged; steps are finer: one tunes them.
+_TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
+_ITL_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 10)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Metrics:
+    """The metrics of one served model. `observe` takes every event of the step loop; `registry` is what `/metrics`
+    renders."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        model_name: str,
+        adapter_name: AdapterName,
+        loaded_adapters: Callable[[], Iterable[str]],
+    ) -> None:
+        """`adapter_name` names an adapter for its label; `loaded_adapters` lists the names of those in memory now."""
+        own = CollectorRegistry()
+        self._own = own
+        self._adapter_name = adapter_name
+        self._add_request_metrics()
+        self._add_step_metrics()
+        own.register(StateCollector(scheduler, adapter_name, loaded_adapters))
+        self.registry = CollectorRegistry()
+        self.registry.register(own)
+        self.registry.register(AliasCollector(own, scheduler, model_name, adapter_name, loaded_adapters))
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Return the exposition and its content type, in the format that the header `accept` asks for."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+    def _add_request_metrics(self) -> None:
+        self._finished = self._counter("requests_finished", "Requests ended, by reason.", "reason")
+        for reason in FinishReason:
+            self._finished.labels(reason)
+        self._preemptions = self._counter("preemptions", "Running requests that lost their KV blocks to pressure.")
+        self._prompt_tokens = self._counter(
+            "prompt_tokens", "Prompt tokens of admitted requests, cached ones included."
+        )
+        self._generated_tokens = self._counter("generated_tokens", "Tokens generated.")
+        self._prefix_queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache.")
+        self._prefix_hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache.")
+        self._adapter_tokens = self._counter(
+            "adapter_generated_tokens", "Tokens generated under lists that hold this adapter.", "adapter"
+        )
+        self._adapter_finished = self._counter(
+            "adapter_requests_finished", "Requests ended whose list holds this adapter.", "adapter"
+        )
+        self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", _TTFT_S)
+        self._itl = self._histogram("inter_token_latency_seconds", "Between two tokens of one request.", _ITL_S)
+        self._e2e = self._histogram("request_duration_seconds", "From arrival to the end of a request.", _REQUEST_S)
+        self._queue_s = self._histogram("queue_time_seconds", "From arrival, or preemption, to a slot.", _REQUEST_S)
+        self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of an ended request.", _TOKENS)
+        self._request_generated = self._histogram("request_generated_tokens", "Tokens an ended request got.", _TOKENS)
+
+    def _add_step_metrics(self) -> None:
+        self._steps = self._counter("steps", "Steps, by the number of adapter lists in their batch: always 1.", "lists")
+        self._steps.labels("1")
+        self._switches = self._counter("list_switches", "Steps under another adapter list than the step before.")
+        self._step_s = self._histogram("step_duration_seconds", "From the plan of a step to its commit.", _STEP_S)
+        self._step_rows = self._histogram("step_rows", "Requests in the batch of a step.", _ROWS)
+        self._step_tokens = self._histogram("step_tokens", "Tokens computed in a step.", _STEP_TOKENS)
+
+    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
+        return Counter(f"cohort_{name}", documentation, labels, registry=self._own)
+
+    def _histogram(self, name: str, documentation: str, bounds: tuple[float, ...]) -> Histogram:
+        return Histogram(f"cohort_{name}", documentation, buckets=bounds, registry=self._own)
+
+    def observe(self, event: Event) -> None:
+        """Count one event."""
+        match event:
+            case TokenSampled():
+                self._observe_token(event)
+            case StepDone():
+                self._observe_step(event)
+            case Admitted():
+                self._observe_admitted(event)
+            case Finished():
+                self._observe_finished(event)
+            case Preempted():
+                self._preemptions.inc()
+
+    def _observe_token(self, event: TokenSampled) -> None:
+        self._generated_tokens.inc()
+        (self._ttft if event.index == 0 else self._itl).observe(event.gap_s)
+        for adapter, _ in event.key:
+            self._adapter_tokens.labels(self._adapter_name(adapter)).inc()
+
+    def _observe_step(self, event: StepDone) -> None:
+        self._steps.labels(str(event.num_lists)).inc()
+        self._switches.inc(event.is_switch)
+        self._step_s.observe(event.duration_s)
+        self._step_rows.observe(event.num_rows)
+        self._step_tokens.observe(event.num_tokens)
+
+    def _observe_admitted(self, event: Admitted) -> None:
+        self._queue_s.observe(event.queue_s)
+        self._prefix_queries.inc(event.num_tokens)
+        self._prefix_hits.inc(event.num_cached)
+        if event.is_first:
+            self._prompt_tokens.inc(event.num_tokens)
+
+    def _observe_finished(self, event: Finished) -> None:
+        self._finished.labels(event.reason).inc()
+        self._e2e.observe(event.now - event.arrived_s)
+        self._request_prompt.observe(event.num_prompt)
+        self._request_generated.observe(event.num_generated)
+        for adapter, _ in event.key:
+            self._adapter_finished.labels(self._adapter_name(adapter)).inc()
