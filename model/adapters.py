@@ -1,0 +1,52 @@
+"""Adapter files: which format a path has, and the identity of what is loaded from it.
+
+The identity's digest names the content, so that nothing computed under one adapter is taken for another's: the same
+deltas give the same digest from any path and either format. Knows no scale and no request.
+"""
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from model.adapter_gguf import read_gguf
+from model.adapter_peft import read_peft
+from model.adapter_tensors import AdapterError
+from model.config import ModelConfig
+from model.lora import Adapter, LoraDelta
+from scheduler.cohort import AdapterId
+
+__all__ = ["Adapter", "AdapterError", "load_adapter"]
+
+
+def load_adapter(
+    path: Path, load_id: int, name: str, config: ModelConfig, module_shapes: Mapping[str, tuple[int, int]]
+) -> Adapter:
+    """Load a PEFT directory or a GGUF file for the model of `config`.
+
+    module_shapes: (out, in) of every module that can be adapted. Raises AdapterError naming the field or the tensor.
+    """
+    if path.is_dir():
+        deltas, alpha = read_peft(path, module_shapes)
+        return Adapter(AdapterId(load_id, _digest(deltas)), name, str(path), "peft", deltas, alpha, "", "")
+    if not path.exists():
+        raise AdapterError(f"failed to open '{path}': no such file or directory")
+    if path.suffix != ".gguf":
+        raise AdapterError(f"'{path}' is neither a directory that PEFT saved nor a .gguf file")
+    file = read_gguf(path, config, module_shapes)
+    adapter_id = AdapterId(load_id, _digest(file.deltas))
+    return Adapter(adapter_id, name, str(path), "gguf", file.deltas, file.alpha, file.task_name, file.prompt_prefix)
+
+
+def _digest(deltas: Mapping[str, LoraDelta]) -> str:
+    """Hash modules, factors and float32 values, in the order of the modules' names."""
+    content = hashlib.sha256()
+    for module in sorted(deltas):
+        delta = deltas[module]
+        content.update(f"{module} {tuple(delta.a.shape)} {tuple(delta.b.shape)}\n".encode())
+        content.update(struct.pack("<d", delta.factor))
+        for half in (delta.a, delta.b):
+            content.update(half.to(torch.float32).contiguous().numpy().tobytes())
+    return content.hexdigest()

@@ -1,0 +1,185 @@
+"""The arithmetic of adapters: y = W x + Σ scale · factor · B (A x), for one adapter list at a time.
+
+The deltas of all adapters of a list are stacked once into one A and one B for each matrix product of the decoder,
+scales and factors folded into B; a step then pays two skinny products where its list touches a projection, and nothing
+elsewhere. Knows no file format and no request. The factor is alpha / rank (Hu et al., arXiv 2106.09685), or
+alpha / √rank (rsLoRA, arXiv 2312.03732).
+
+T tokens in the step, R rank; `in` and `out` are a module's or a projection's features.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model.backend import Backend
+from model.linear import Linear, pack_linear
+from scheduler.cohort import AdapterId, CohortKey
+
+
+@dataclass(frozen=True, slots=True)
+class LoraDelta:
+    """What an adapter adds to one module: factor · B A."""
+
+    a: Tensor  # (R, in)
+    b: Tensor  # (out, R)
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A loaded adapter: who it is, and its delta for each module it touches."""
+
+    id: AdapterId
+    name: str
+    path: str
+    format: str
+    """'peft' or 'gguf'."""
+    deltas: Mapping[str, LoraDelta]
+    """By module path, 'model.layers.0.self_attn.q_proj'."""
+    alpha: float
+    task_name: str
+    """Of GGUF files; shown to clients, changes nothing. So is `prompt_prefix`."""
+    prompt_prefix: str
+
+    @property
+    def max_rank(self) -> int:
+        """The largest rank among its deltas."""
+        return max(delta.a.shape[0] for delta in self.deltas.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that its deltas hold, outside any stack."""
+        return sum(delta.a.nbytes + delta.b.nbytes for delta in self.deltas.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """One matrix product of the decoder: modules that read the same input, their outputs side by side."""
+
+    name: str
+    in_features: int
+    parts: tuple[tuple[str, int], ...]
+    """(module path, output features) in the order of the output."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackedDelta:
+    """The sum of all deltas of a list on one projection, as two products."""
+
+    a: Linear  # in → R of all adapters and parts
+    b: Linear  # R → out of all parts
+
+
+class LoraStack:
+    """One adapter list, ready to run."""
+
+    def __init__(self, stacked: Mapping[str, StackedDelta], num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self._stacked = stacked
+
+    def touches(self, name: str) -> bool:
+        """Whether the list changes the projection at all."""
+        return name in self._stacked
+
+    def add_to(self, name: str, y: Tensor, x: Tensor) -> Tensor:
+        """Return y + Σ scale · factor · B (A x) for projection `name`; y itself where the list does not touch it.
+
+        x (T, in) and y (T, out) are in the compute dtype; neither is modified.
+        """
+        stacked = self._stacked.get(name)
+        return y if stacked is None else stacked.b.add_to(y, stacked.a(x))
+
+
+def stack_adapters(
+    scaled: Sequence[tuple[Adapter, float]], projections: Sequence[Projection], backend: Backend
+) -> LoraStack:
+    """Build the stack of an adapter list. Sums are formed in the order given, so the key's order fixes them."""
+    stacked: dict[str, StackedDelta] = {}
+    num_bytes = 0
+    for projection in projections:
+        blocks = _blocks(scaled, projection)
+        if blocks:
+            a, b = _stack(blocks, projection)
+            stacked[projection.name] = StackedDelta(pack_linear(a, None, backend), pack_linear(b, None, backend))
+            num_bytes += (a.numel() + b.numel()) * backend.dtype.itemsize
+    return LoraStack(stacked, num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    delta: LoraDelta
+    scale: float
+    row: int
+    """Where its part's outputs begin among the projection's."""
+
+
+def _blocks(scaled: Sequence[tuple[Adapter, float]], projection: Projection) -> list[_Block]:
+    blocks = []
+    for adapter, scale in scaled:
+        row = 0
+        for module, out_features in projection.parts:
+            if module in adapter.deltas:
+                blocks.append(_Block(adapter.deltas[module], scale, row))
+            row += out_features
+    return blocks
+
+
+def _stack(blocks: Sequence[_Block], projection: Projection) -> tuple[Tensor, Tensor]:
+    """Return A (R, in) and B (out, R) in float32: each block has ranks of its own, and the rows of its part in B."""
+    a = torch.cat([block.delta.a.float() for block in blocks])  # (R, in)
+    b = torch.zeros(sum(out for _, out in projection.parts), a.shape[0])  # (out, R)
+    column = 0
+    for block in blocks:
+        out_features, rank = block.delta.b.shape
+        b[block.row : block.row + out_features, column : column + rank] = block.delta.b.float() * (
+            block.scale * block.delta.factor
+        )
+        column += rank
+    return a, b
+
+
+class LoraCache:
+    """The resident adapters, and the stacks of the lists used last. Not thread-safe: the model's thread owns it."""
+
+    def __init__(
+        self, adapters: Iterable[Adapter], projections: Sequence[Projection], backend: Backend, max_bytes: int
+    ) -> None:
+        self._adapters = {adapter.id: adapter for adapter in adapters}
+        self._projections = projections
+        self._backend = backend
+        self._max_bytes = max_bytes
+        self._stacks: OrderedDict[CohortKey, LoraStack] = OrderedDict()
+        self.num_bytes = 0
+        """Held by the cached stacks; above `max_bytes` only where a single stack is larger than that."""
+
+    def add(self, adapter: Adapter) -> None:
+        """Make an adapter available to keys."""
+        self._adapters[adapter.id] = adapter
+
+    def drop(self, load_id: int) -> None:
+        """Free an adapter and every stack it takes part in. No key may name it afterwards."""
+        for adapter_id in [adapter_id for adapter_id in self._adapters if adapter_id.load_id == load_id]:
+            del self._adapters[adapter_id]
+        for key in [key for key in self._stacks if any(adapter_id.load_id == load_id for adapter_id, _ in key)]:
+            self.num_bytes -= self._stacks.pop(key).num_bytes
+
+    def get(self, key: CohortKey) -> LoraStack | None:
+        """Return the stack of a key, built where it is not cached; None for the base key."""
+        if not key:
+            return None
+        if key not in self._stacks:
+            scaled = [(self._adapters[adapter_id], scale) for adapter_id, scale in key]
+            self._insert(key, stack_adapters(scaled, self._projections, self._backend))
+        self._stacks.move_to_end(key)
+        return self._stacks[key]
+
+    def _insert(self, key: CohortKey, stack: LoraStack) -> None:
+        while self._stacks and self.num_bytes + stack.num_bytes > self._max_bytes:
+            _, evicted = self._stacks.popitem(last=False)
+            self.num_bytes -= evicted.num_bytes
+        self._stacks[key] = stack
+        self.num_bytes += stack.num_bytes
