@@ -1,0 +1,287 @@
+"""What the sampler chooses, against a reference written from the definitions over the whole vocabulary."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.sampler import SamplingError, sample, uniform
+from scheduler.batch import Row, Sample, SamplingParams
+from scheduler.request import Request
+
+GREEDY = SamplingParams(temperature=0.0)
+PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+"""No filter, no penalty: the model's own distribution."""
+
+
+def row(params: SamplingParams, *, position: int = 10, history: tuple[int, ...] = (), request_id: int = 1) -> Row:
+    return Row(request_id, (0,), position - 1, (0,), params, history)
+
+
+def choose(logits: list[float] | npt.NDArray[np.float32], a_row: Row) -> Sample:
+    [chosen] = sample(torch.tensor(np.array([logits], dtype=np.float32)), [a_row])
+    return chosen
+
+
+def reference(raw: npt.NDArray[np.float32], a_row: Row) -> int:
+    """The chain over the whole vocabulary, sorted whole, one definition per line."""
+    p = a_row.sampling
+    assert p is not None
+    logits = raw.copy()
+    for token_id, bias in p.logit_bias:
+        logits[token_id] += np.float32(bias)
+    if p.uses_penalties:
+        for token_id in set(a_row.history):
+            x = float(logits[token_id])
+            x = x / p.repeat_penalty if x > 0 else x * p.repeat_penalty
+            logits[token_id] = x - a_row.history.count(token_id) * p.frequency_penalty - p.presence_penalty
+    order = sorted(range(len(logits)), key=lambda token_id: (-logits[token_id], token_id))
+    if p.temperature == 0:
+        return order[0]
+    if p.top_k > 0:
+        order = order[: p.top_k]
+    probabilities = np.exp([float(logits[i]) - float(logits[order[0]]) for i in order])
+    probabilities = probabilities / probabilities.sum()
+    keep = len(order)
+    if p.top_p < 1:
+        reached = [n for n in range(1, len(order) + 1) if probabilities[:n].sum() >= p.top_p and n >= p.min_keep]
+        keep = min([keep, *reached])
+    if p.min_p > 0:
+        likely = sum(probability >= p.min_p * probabilities[0] for probability in probabilities)
+        keep = min(keep, max(likely, p.min_keep, 1))
+    hot = np.exp([(float(logits[i]) - float(logits[order[0]])) / p.temperature for i in order[:keep]])
+    below = np.cumsum(hot) / hot.sum()
+    return next(i for i, edge in zip(order, below, strict=False) if uniform(p.seed, a_row.end) < edge)
+
+
+fractions = st.floats(0.013, 0.987)
+params_strategy = st.builds(
+    SamplingParams,
+    temperature=st.one_of(st.just(0.0), st.floats(0.05, 3.0)),
+    top_k=st.integers(0, 60),
+    top_p=st.one_of(st.just(1.0), fractions),
+    min_p=st.one_of(st.just(0.0), fractions),
+    min_keep=st.integers(0, 5),
+    repeat_penalty=st.floats(0.5, 2.0),
+    presence_penalty=st.floats(-2.0, 2.0),
+    frequency_penalty=st.floats(-2.0, 2.0),
+    logit_bias=st.lists(st.tuples(st.integers(0, 49), st.one_of(st.just(-math.inf), st.floats(-9, 9))), max_size=4).map(
+        tuple
+    ),
+    seed=st.integers(0, 2**32 - 1),
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    params=params_strategy,
+    noise=st.integers(0, 2**32 - 1),
+    coarse=st.booleans(),
+    position=st.integers(1, 10**6),
+    history=st.lists(st.integers(0, 49), max_size=30).map(tuple),
+)
+def test_every_chain_agrees_with_its_definition(
+    params: SamplingParams, noise: int, coarse: bool, position: int, history: tuple[int, ...]
+) -> None:
+    logits = np.random.default_rng(noise).normal(0, 3, 50).astype(np.float32)
+    if coarse:  # many equal logits, as a model computed in bfloat16 has
+        logits = np.round(logits)
+    a_row = row(params, position=position, history=history)
+
+    assert choose(logits, a_row).token_id == reference(logits, a_row)
+
+
+def test_the_draws_of_many_seeds_have_the_models_distribution() -> None:
+    probabilities = np.array([0.4, 0.25, 0.2, 0.1, 0.05])
+    logits = torch.tensor(np.log(probabilities[None]), dtype=torch.float32).expand(8000, -1)
+    rows = [row(replace(PLAIN, seed=seed)) for seed in range(8000)]
+
+    counts = np.bincount([s.token_id for s in sample(logits, rows)], minlength=5)
+
+    chi_squared = ((counts - 8000 * probabilities) ** 2 / (8000 * probabilities)).sum()
+    assert chi_squared < 18.5, counts  # 4 degrees of freedom: exceeded once in a thousand
+
+
+def test_the_draws_of_one_seed_at_many_positions_have_the_distribution_at_that_temperature() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0]]).expand(8000, -1)
+    rows = [row(replace(PLAIN, temperature=2.0, seed=7), position=position) for position in range(1, 8001)]
+
+    counts = np.bincount([s.token_id for s in sample(logits, rows)], minlength=3)
+
+    expected = 8000 * np.exp([1.0, 0.5, 0.0]) / np.exp([1.0, 0.5, 0.0]).sum()
+    assert ((counts - expected) ** 2 / expected).sum() < 13.8, counts  # 2 degrees of freedom
+
+
+def test_uniform_numbers_are_fixed_forever() -> None:
+    # Changing the hash would change what every seeded request answers.
+    assert [uniform(0, 0), uniform(1, 0), uniform(0, 1), uniform(2**32 - 1, 4096)] == [
+        0.6524484863740322,
+        0.36818951565166946,
+        0.7012121095215252,
+        0.07656319026307501,
+    ]
+
+
+def test_neighbouring_seeds_do_not_share_a_shifted_stream() -> None:
+    streams = [[uniform(seed, position) for position in range(64)] for seed in range(64)]
+
+    assert len({u for stream in streams for u in stream}) == 64 * 64
+    assert np.abs(np.asarray(np.corrcoef(streams))[np.triu_indices(64, 1)]).max() < 0.6
+
+
+@settings(max_examples=50, deadline=None)
+@given(params=st.lists(params_strategy, min_size=2, max_size=6), noise=st.integers(0, 2**32 - 1))
+def test_a_rows_sample_is_the_same_alone_and_among_any_neighbours(params: list[SamplingParams], noise: int) -> None:
+    logits = torch.tensor(np.random.default_rng(noise).normal(0, 3, (len(params), 50)).astype(np.float32))
+    rows = [
+        row(replace(p, num_logprobs=3), position=i + 1, history=(i, 2 * i), request_id=i) for i, p in enumerate(params)
+    ]
+
+    together = sample(logits, rows)
+
+    assert together == [sample(logits[i : i + 1], rows[i : i + 1])[0] for i in range(len(rows))]
+    assert together[::-1] == sample(logits.flip(0), rows[::-1])
+
+
+def test_the_logits_are_left_as_they_were() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0]])
+    before = logits.clone()
+
+    sample(logits, [row(replace(GREEDY, repeat_penalty=2.0, logit_bias=((0, 5.0),)), history=(2,))])
+
+    assert torch.equal(logits, before)
+
+
+def test_greedy_takes_the_lowest_id_of_equal_logits() -> None:
+    assert choose([0.0, 3.0, 3.0, -1.0], row(GREEDY)).token_id == 1
+
+
+def test_equal_logits_at_the_edge_of_top_k_are_kept_by_id() -> None:
+    params = replace(PLAIN, top_k=2)
+
+    chosen = {choose([1.0, 5.0, 1.0, 1.0], row(replace(params, seed=seed))).token_id for seed in range(300)}
+
+    assert chosen == {0, 1}
+
+
+def test_negative_zero_is_no_smaller_than_zero() -> None:
+    chosen = {choose([-0.0, 0.0, -9.0], row(replace(PLAIN, top_k=1, seed=seed))).token_id for seed in range(20)}
+
+    assert chosen == {0}
+
+
+def test_min_keep_overrules_top_p_and_min_p() -> None:
+    logits = [9.0, 2.0, 1.0, 0.0]
+    params = replace(PLAIN, top_p=0.01, min_p=0.99, temperature=50.0)
+
+    without = {choose(logits, row(replace(params, seed=seed))).token_id for seed in range(200)}
+    with_three = {choose(logits, row(replace(params, seed=seed, min_keep=3))).token_id for seed in range(200)}
+
+    assert (without, with_three) == ({0}, {0, 1, 2})
+
+
+def test_a_forbidden_token_is_never_drawn() -> None:
+    params = replace(PLAIN, temperature=100.0, min_keep=4, logit_bias=((1, -math.inf), (3, -math.inf)))
+
+    chosen = {choose([0.0, 9.0, 0.0, 9.0], row(replace(params, seed=seed))).token_id for seed in range(200)}
+
+    assert chosen == {0, 2}
+
+
+def test_the_repeat_penalty_pushes_a_seen_token_down_whatever_its_sign() -> None:
+    params = replace(GREEDY, repeat_penalty=2.0)
+
+    assert choose([3.0, 2.0], row(params, history=(0,))).token_id == 1
+    assert choose([-2.0, -3.0], row(params, history=(0,))).token_id == 1
+    assert choose([3.0, 2.0], row(params, history=(1,))).token_id == 0
+
+
+def test_presence_counts_once_and_frequency_every_time() -> None:
+    history = (0, 0, 0, 1)
+
+    assert choose([5.0, 4.5], row(replace(GREEDY, presence_penalty=1.0), history=history)).token_id == 0
+    assert choose([5.0, 4.5], row(replace(GREEDY, frequency_penalty=1.0), history=history)).token_id == 1
+
+
+@pytest.mark.parametrize(("last_n", "expected"), [(0, 0), (-1, 1), (1, 0), (2, 1)])
+def test_penalties_look_back_as_far_as_repeat_last_n(last_n: int, expected: int) -> None:
+    params = replace(GREEDY, repeat_penalty=2.0, repeat_last_n=last_n)
+    request = Request(request_id=1, key=(), prompt=(2, 2, 0), sampling=params, max_new_tokens=4, output=[2])
+
+    assert choose([3.0, 2.0, -9.0], row(params, history=request.history())).token_id == expected
+
+
+def test_a_repeated_bias_counts_twice() -> None:
+    assert choose([0.0, 3.0], row(replace(GREEDY, logit_bias=((0, 2.0), (0, 2.0))))).token_id == 0
+
+
+def test_logprobs_are_the_models_own_before_bias_and_penalties() -> None:
+    params = replace(GREEDY, num_logprobs=2, repeat_penalty=9.0, logit_bias=((0, 50.0),))
+    expected = torch.log_softmax(torch.tensor([1.0, 2.0, 3.0, 3.0]), dim=0).tolist()
+
+    chosen = choose([1.0, 2.0, 3.0, 3.0], row(params, history=(3,)))
+
+    assert chosen.token_id == 0
+    assert chosen.logprob == pytest.approx(expected[0])
+    assert [top.token_id for top in chosen.top_logprobs] == [2, 3]
+    assert [top.logprob for top in chosen.top_logprobs] == pytest.approx(expected[2:])
+
+
+def test_zero_logprobs_still_name_the_sampled_tokens_own() -> None:
+    chosen = choose([0.0, 0.0], row(replace(GREEDY, num_logprobs=0)))
+
+    assert chosen.logprob == pytest.approx(math.log(0.5))
+    assert chosen.top_logprobs == ()
+
+
+def test_more_logprobs_than_tokens_are_all_tokens() -> None:
+    assert len(choose([0.0, 1.0], row(replace(GREEDY, num_logprobs=20))).top_logprobs) == 2
+
+
+def test_no_logprobs_are_computed_unless_wanted() -> None:
+    assert choose([0.0, 1.0], row(GREEDY)) == Sample(request_id=1, token_id=1)
+
+
+@pytest.mark.parametrize(
+    ("logits", "bias", "fault"),
+    [
+        ([0.0, math.nan], (), "the logits hold NaN"),
+        ([-math.inf, -math.inf], (), "every logit is -inf"),
+        ([0.0, 1.0], ((0, -math.inf), (1, -math.inf)), "logit_bias forbids every token"),
+        ([0.0, math.inf], (), "the largest logit is infinite"),
+        ([0.0, 1.0], ((0, 1e39),), "the largest logit is infinite"),
+        ([0.0, 1.0], ((2, 1.0),), "logit_bias names token 2, the vocabulary has 2"),
+        ([0.0, 1.0], ((-1, 1.0),), "logit_bias names token -1, the vocabulary has 2"),
+    ],
+)
+@pytest.mark.parametrize("params", [GREEDY, PLAIN, replace(PLAIN, top_k=1)])
+def test_a_row_without_a_token_to_choose_is_refused(
+    logits: list[float], bias: tuple[tuple[int, float], ...], fault: str, params: SamplingParams
+) -> None:
+    with pytest.raises(SamplingError, match=f"request 7: {fault}"):
+        choose(logits, row(replace(params, logit_bias=bias), request_id=7))
+
+
+def test_the_error_names_every_request_at_fault_and_no_other() -> None:
+    logits = torch.tensor([[math.nan, 0.0], [0.0, 1.0], [0.0, math.nan]])
+    rows = [row(GREEDY, request_id=4), row(GREEDY, request_id=5), row(GREEDY, request_id=6)]
+
+    with pytest.raises(SamplingError) as caught:
+        sample(logits, rows)
+
+    assert caught.value.request_ids == (4, 6)
+
+
+def test_the_whole_vocabulary_of_a_real_model_is_sampled_exactly() -> None:
+    logits = np.random.default_rng(0).normal(0, 2, 151_936).astype(np.float32)
+    order = np.lexsort((np.arange(logits.size), -logits))
+    cdf = np.cumsum(np.exp(logits[order].astype(np.float64)))
+    for seed in range(5):
+        expected = order[np.searchsorted(cdf, uniform(seed, 10) * cdf[-1], side="right")]
+
+        assert choose(logits, row(replace(PLAIN, seed=seed))).token_id == expected
