@@ -1,0 +1,61 @@
+"""The demo server as its own process: what a newcomer starts, on a free port."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from docs.demo.model_path import demo_model_path
+from tests.load.client import HttpError, get_text
+
+ROOT = Path(__file__).parents[2]
+ADAPTERS = ("pirate", "shout")
+
+
+@contextmanager
+def demo_server(*flags: str, start_s: float = 180.0) -> Iterator[int]:
+    """Start the demo server with its two adapters and more `flags`; yield its port; stop it with SIGTERM."""
+    process, port = start_demo_server(flags, start_s)
+    try:
+        yield port
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def start_demo_server(flags: Sequence[str], start_s: float = 180.0) -> tuple[subprocess.Popen[bytes], int]:
+    """Start the demo server and return it with its port, once it is ready. Raises RuntimeError where it is not in
+    time."""
+    port = _free_port()
+    loras = [flag for name in ADAPTERS for flag in ("--lora", f"docs/demo/{name}")]
+    command = [sys.executable, "-m", "server", "serve", "-m", str(demo_model_path()), "--port", str(port)]
+    command += [*loras, "--lora-init-without-apply", *flags]
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    deadline_s = time.monotonic() + start_s
+    while time.monotonic() < deadline_s and process.poll() is None:
+        if asyncio.run(_is_ready(port)):
+            return process, port
+    process.kill()
+    raise RuntimeError(f"the demo server was not ready in {start_s} s; exit code {process.wait()}")
+
+
+async def _is_ready(port: int) -> bool:
+    try:
+        await get_text(port, "/health")
+    except (OSError, HttpError, IndexError):
+        await asyncio.sleep(0.1)
+        return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
