@@ -1,7 +1,8 @@
 """Tiny random models on disk, per family: a Hugging Face directory, and the same weights as a GGUF file.
 
-transformers is the oracle: `make_model` returns its model in float32, and everything that reads the files must agree with it. Every
-parameter is random (norms and biases too, which initialisation would leave at 1 and 0), so that one that is left out shows.
+transformers is the oracle: `make_model` returns its model in float32, and everything that reads the files must agree
+with it. Every parameter is random (norms and biases too, which initialisation would leave at 1 and 0), so that one
+that is left out shows.
 """
 
 import json
@@ -46,7 +47,7 @@ Array: TypeAlias = npt.NDArray[np.float32]
 
 
 def vocabulary() -> list[str]:
-    """Return the tokens by id: the special ones, the 256 bytes in byte-level BPE's spelling, the results of the merges."""
+    """Return the tokens by id: the special ones, the 256 bytes as byte-level BPE spells them, the results of merges."""
     return [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(a + b for a, b in MERGES)]
 
 
@@ -111,7 +112,7 @@ def gguf_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Array]]:
 
 
 def interleave_halves(values: Array, num_heads: int) -> Array:
-    """Reorder the rows of each head from 0, 1, …, h-1 to 0, h/2, 1, h/2+1, …, as llama.cpp's converter does for llama."""
+    """Reorder the rows of each head from 0, 1, … to 0, h/2, 1, h/2+1, …, as llama.cpp's converter does for llama."""
     halves = values.reshape(num_heads, 2, values.shape[0] // num_heads // 2, *values.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
 

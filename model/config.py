@@ -1,0 +1,98 @@
+"""What a checkpoint says about its model: sizes, and the few choices in which the families of the one decoder differ.
+
+Plain values. config_hf.py and config_gguf.py read them from files, rope.py turns the rotary part into frequencies.
+Knows nothing of tensors or kernels.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Supported values of `model_type`; smollm and smollm2 call themselves llama."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be served as it is. The message names the file, the field or tensor, and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Every rotary frequency divided by one factor."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Llama 3.1's: long wavelengths divided by the factor, short ones kept, a ramp between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN's (arXiv 2309.00071): a ramp over dimensions, and cosine and sine multiplied by `attention_factor`."""
+
+    factor: float
+    original_max_position: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    """Round the ends of the ramp to whole dimensions."""
+
+
+@dataclass(frozen=True, slots=True)
+class DivisorScaling:
+    """Each rotary frequency divided by its own number: GGUF's tensor `rope_freqs.weight`."""
+
+    divisors: tuple[float, ...]
+
+
+RopeScaling: TypeAlias = LinearScaling | Llama3Scaling | YarnScaling | DivisorScaling
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The decoder's hyperparameters. Raises CheckpointError where they contradict each other."""
+
+    family: str
+    """One of `FAMILIES`."""
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    max_position: int
+    """The context length that the file states."""
+    tied_embeddings: bool
+    """The output matrix is the embedding matrix."""
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    """Queries and keys are normed per head before they are rotated."""
+    sliding_window: int | None
+    """In every layer a token attends to itself and the `sliding_window - 1` tokens before it; None: to all of them."""
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise CheckpointError(
+                f"{self.num_heads} attention heads cannot share {self.num_kv_heads} key/value heads evenly: "
+                "the number of heads must be a multiple"
+            )
+        if self.head_dim % 2:
+            raise CheckpointError(f"head size {self.head_dim} is odd, rotary embedding needs an even one")
+        if isinstance(self.rope_scaling, DivisorScaling) and len(self.rope_scaling.divisors) != self.head_dim // 2:
+            raise CheckpointError(
+                f"{len(self.rope_scaling.divisors)} rotary divisors for a head size of {self.head_dim}, "
+                f"{self.head_dim // 2} are needed"
+            )
