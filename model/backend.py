@@ -1,11 +1,20 @@
 """Which device, dtype and kernels compute the model. Decides once, at start; knows no weights."""
 
+import platform
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from model.attention import Attention
-from model.layers import Ops
+from model.attention import Attention, DenseAttention
+from model.attention_flash import AttentionUnavailable, cuda_attention
+from model.layers import Ops, TorchOps
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class BackendError(ValueError):
+    """This machine cannot compute what was asked for. The message names it and says what would work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +28,64 @@ class Backend:
     attention: Attention
     packed: bool
     """Whether matrix products run on oneDNN's prepacked weights, which treat a row alike in every batch."""
+
+
+def choose_backend(device: str = "auto", dtype: str = "auto") -> Backend:
+    """Return the fastest backend that is right on this machine.
+
+    device: auto, cpu or cuda; dtype: auto, float32, bfloat16 or float16. Raises BackendError.
+    """
+    if dtype != "auto" and dtype not in _DTYPES:
+        raise BackendError(f"dtype is {dtype!r}, choose auto, {', '.join(_DTYPES)}")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    match device:
+        case "cpu":
+            return _cpu_backend(_DTYPES.get(dtype))
+        case "cuda":
+            return _cuda_backend(_DTYPES.get(dtype))
+    raise BackendError(f"device is {device!r}, choose auto, cpu or cuda")
+
+
+def reference_backend(dtype: torch.dtype = torch.float32, device: str = "cpu") -> Backend:
+    """Return the slow backend in plain torch that the others are compared with."""
+    return Backend(torch.device(device), dtype, TorchOps(dtype), DenseAttention(), packed=False)
+
+
+def _cpu_backend(dtype: torch.dtype | None) -> Backend:
+    from model.attention_cpu import PagedAttention
+    from model.kernels_cpu import CpuOps
+
+    # Elsewhere oneDNN's blocked products have not been measured.
+    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    packed = has_onednn and platform.machine().lower() in ("x86_64", "amd64")
+    if dtype is None:
+        dtype = torch.bfloat16 if packed and _multiplies_bfloat16() else torch.float32
+    if dtype == torch.float16:
+        raise BackendError("dtype float16 is not computed on cpu, choose auto, float32 or bfloat16")
+    if dtype == torch.bfloat16 and packed and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        raise BackendError("dtype bfloat16 needs AVX-512 on cpu, choose auto or float32")
+    return Backend(torch.device("cpu"), dtype, CpuOps(dtype), PagedAttention(), packed)
+
+
+def _cuda_backend(dtype: torch.dtype | None) -> Backend:
+    if not torch.cuda.is_available():
+        raise BackendError(
+            "device is 'cuda', but torch finds no CUDA device: choose cpu, or install a CUDA build of torch"
+        )
+    device = torch.device("cuda")
+    if dtype is None:
+        dtype = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    if dtype == torch.float32:  # flash kernels have half precision only
+        return reference_backend(dtype, "cuda")
+    try:
+        return Backend(device, dtype, TorchOps(dtype), cuda_attention(device, dtype), packed=False)
+    except AttentionUnavailable as error:
+        raise BackendError(f"device 'cuda' with dtype {dtype}: {error}; float32 needs none of them") from error
+
+
+def _multiplies_bfloat16() -> bool:
+    """Whether the CPU has bfloat16 products in hardware, which make them twice as fast as float32's, not slower."""
+    cpuinfo = Path("/proc/cpuinfo")
+    words = set(cpuinfo.read_text(encoding="utf-8").split()) if cpuinfo.exists() else set()
+    return not words.isdisjoint({"avx512_bf16", "amx_bf16"})

@@ -99,3 +99,33 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # (T, 1, h/2)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class RotaryTable:
+    """Cosine and sine of each position's rotary angles, computed once and looked up by the step.
+
+    They are computed in pieces of one size, in float32 on the CPU, so that a position's values have the same bits
+    whatever step first asked for them.
+    """
+
+    _PIECE = 2048
+
+    def __init__(self, frequencies: Tensor, magnitude: float, device: torch.device) -> None:
+        """`frequencies` (h/2,) float32; cosine and sine are multiplied by `magnitude`."""
+        self._frequencies = frequencies.to("cpu", torch.float32)
+        self._magnitude = magnitude
+        self._cos = torch.empty(0, len(frequencies), device=device)  # (positions so far, h/2)
+        self._sin = torch.empty_like(self._cos)
+
+    def at(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """Return cosine and sine at positions (T,), all below `end`, as (T, h/2) float32 each."""
+        while len(self._cos) < end:
+            self._extend()
+        return self._cos[positions], self._sin[positions]
+
+    def _extend(self) -> None:
+        start = len(self._cos)
+        angles = torch.arange(start, start + self._PIECE, dtype=torch.float32)[:, None] * self._frequencies
+        cos, sin = angles.cos() * self._magnitude, angles.sin() * self._magnitude
+        self._cos = torch.cat((self._cos, cos.to(self._cos.device)))
+        self._sin = torch.cat((self._sin, sin.to(self._sin.device)))

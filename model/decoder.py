@@ -1,0 +1,76 @@
+"""The decoder, in reading order: embed, then per layer attention and MLP around the residual stream, norm, head.
+
+One decoder for llama, mistral, smollm, qwen2 (biases) and qwen3 (norms on queries and keys): they differ in what
+`ModelConfig` says, not in code paths. Knows no files, no requests and no sampling. Source: the reference
+implementations in Hugging Face transformers, with whose logits the tests compare.
+
+T tokens in the step, H query heads, K KV heads, h head size, D hidden, F MLP, V vocabulary.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from model.attention import AttentionStep
+from model.backend import Backend
+from model.config import ModelConfig
+from model.decoder_weights import WeightLoader, layer_projections
+from model.kv_cache import KVCache
+from model.layers import RotaryTable
+from model.linear import Linear, pack_linear
+from model.lora import LoraStack
+from model.rope import rope_attention_factor, rope_frequencies
+
+
+class Decoder:
+    """A model ready to run on one backend: token ids and paged KV in, logits out."""
+
+    def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], backend: Backend) -> None:
+        """Lay out the weights, a checked checkpoint's `tensors` by Hugging Face's names in any dtype, one at a time."""
+        self.config = config
+        self.backend = backend
+        self.projections = tuple(p for i in range(config.num_layers) for p in layer_projections(config, i))
+        """The matrix products that adapters can touch."""
+        self.module_shapes = {module: (out, p.in_features) for p in self.projections for module, out in p.parts}
+        """(out, in) of each module that adapters can touch, by its path."""
+        loader = WeightLoader(config, tensors, backend)
+        self._embedding = loader.matrix("model.embed_tokens.weight")  # (V, D)
+        self._layers = [loader.layer(i) for i in range(config.num_layers)]
+        self._norm = loader.norm("model.norm", config.hidden_size)  # (D,)
+        # A tied head shares the embedding's storage, unless it is packed: rows cannot be looked up in that layout.
+        head = self._embedding if config.tied_embeddings else loader.matrix("lm_head.weight")
+        self._head = pack_linear(head, None, backend)  # D → V
+        self._rotary = RotaryTable(rope_frequencies(config), rope_attention_factor(config), backend.device)
+        self._scale = config.head_dim**-0.5
+
+    def forward(
+        self, token_ids: Tensor, step: AttentionStep, logit_rows: Tensor, kv: KVCache, lora: LoraStack | None
+    ) -> Tensor:
+        """Compute one step, write its keys and values to `kv`, and return the logits of the tokens `logit_rows`.
+
+        token_ids (T,) int64; logit_rows int64 indices into them; lora None is the base model. Returns
+        (len(logit_rows), V) float32. A token's logits have the same bits whatever else is in the step.
+        """
+        ops, attention, config = self.backend.ops, self.backend.attention, self.config
+        eps, window = config.rms_norm_eps, config.sliding_window
+        cos, sin = self._rotary.at(step.positions, step.max_context)  # (T, h/2) each
+        residual = F.embedding(token_ids, self._embedding).float()  # (T, D)
+        y = None
+        for layer, keys, values in zip(self._layers, kv.keys, kv.values, strict=True):
+            x = ops.add_rms_norm(residual, y, layer.attention_norm, eps)  # (T, D)
+            qkv = _project(layer.qkv, f"{layer.name}.qkv", x, lora)  # (T, (H + 2K) · h)
+            q = ops.rope_store(qkv, cos, sin, layer.q_norm, layer.k_norm, eps, keys, values, step.slots)  # (T, H, h)
+            x = attention.attend(q, keys, values, step, self._scale, window)  # (T, H · h)
+            y = _project(layer.o, f"{layer.name}.o", x, lora)  # (T, D)
+            x = ops.add_rms_norm(residual, y, layer.mlp_norm, eps)  # (T, D)
+            gate_up = _project(layer.gate_up, f"{layer.name}.gate_up", x, lora)  # (T, 2F)
+            y = _project(layer.down, f"{layer.name}.down", ops.silu_mul(gate_up), lora)  # (T, D)
+        assert y is not None, "a decoder has at least one layer"
+        x = ops.add_rms_norm(residual[logit_rows], y[logit_rows], self._norm, eps)  # (len(logit_rows), D)
+        return self._head(x).float()  # (len(logit_rows), V)
+
+
+def _project(linear: Linear, name: str, x: Tensor, lora: LoraStack | None) -> Tensor:
+    y = linear(x)
+    return y if lora is None else lora.add_to(name, y, x)

@@ -1,0 +1,110 @@
+"""The glue around the flash kernels, over stand-ins on the CPU; the kernels themselves where there is a GPU."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.attention import Attention, AttentionStep, DenseAttention
+from model.attention_flash import (
+    AttentionUnavailable,
+    FlashAttention,
+    TorchVarlenAttention,
+    check_against_reference,
+    cuda_attention,
+)
+from tests.model.flash_stand_in import flash_attn_varlen_func, varlen_attn
+from tests.model.steps import random_case
+
+DECODE = [(1, 1), (16, 1), (17, 1), (50, 1)]
+PREFILL = [(5, 5), (16, 16), (33, 33)]
+CHUNKS = [(40, 1), (3, 1), (37, 8), (20, 16), (64, 3)]
+
+
+def _both() -> list[Attention]:
+    return [FlashAttention(flash_attn_varlen_func), TorchVarlenAttention(varlen_attn)]
+
+
+@pytest.mark.parametrize("attention", _both(), ids=["vllm", "torch"])
+@pytest.mark.parametrize("window", [None, 1, 7, 40])
+@pytest.mark.parametrize("lengths", [DECODE, PREFILL, CHUNKS], ids=["decode", "prefill", "chunks"])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 2), (4, 2), (3, 1)])
+def test_agrees_with_the_reference(
+    attention: Attention, lengths: list[tuple[int, int]], num_heads: int, num_kv_heads: int, window: int | None
+) -> None:
+    case = random_case(lengths, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=16)
+    args = (case.q, case.k_cache, case.v_cache, case.step, case.scale, window)
+    torch.testing.assert_close(attention.attend(*args), DenseAttention().attend(*args), atol=1e-5, rtol=0)
+
+
+def test_sums_the_context_lengths_once_per_step() -> None:
+    seen: list[Tensor] = []
+
+    def recording(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, context_starts: Tensor, *rest: int, **named: object) -> Tensor:  # fmt: skip
+        seen.append(context_starts)
+        return q
+
+    attention = FlashAttention(recording)
+    first, second = random_case([(20, 1), (7, 7)]), random_case([(9, 2)])
+    for case in (first, first, second):
+        attention.attend(case.q, case.k_cache, case.v_cache, case.step, case.scale, None)
+    assert [starts.tolist() for starts in seen] == [[0, 20, 27], [0, 20, 27], [0, 9]]
+    assert seen[0] is seen[1]
+
+
+def test_a_right_kernel_passes_the_check() -> None:
+    for attention in _both():
+        check_against_reference(attention, torch.device("cpu"), torch.bfloat16)
+
+
+class _Wrong:
+    """Counts the causal mask from the top left."""
+
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: AttentionStep, scale: float, window: int | None
+    ) -> Tensor:
+        return DenseAttention().attend(q.flip(0), k_cache, v_cache, step, scale, window)
+
+
+class _Refusing:
+    """Takes pages of 256 tokens only."""
+
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: AttentionStep, scale: float, window: int | None
+    ) -> Tensor:
+        raise RuntimeError("page_block_size must be a multiple of 256")
+
+
+def test_a_wrong_kernel_fails_the_check() -> None:
+    with pytest.raises(AttentionUnavailable, match="_Wrong differs from the reference by"):
+        check_against_reference(_Wrong(), torch.device("cpu"), torch.float32)
+
+
+def test_a_kernel_that_refuses_the_pages_is_named_with_its_reason() -> None:
+    with pytest.raises(AttentionUnavailable, match="_Refusing refuses .* 16 tokens: page_block_size must"):
+        check_against_reference(_Refusing(), torch.device("cpu"), torch.float32)
+
+
+def test_without_a_kernel_the_error_says_what_would_work() -> None:
+    with pytest.raises(AttentionUnavailable, match="no attention kernel for cpu: .*; .*torch"):
+        cuda_attention(torch.device("cpu"), torch.bfloat16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 1, 7, 40])
+@pytest.mark.parametrize("lengths", [DECODE, PREFILL, CHUNKS], ids=["decode", "prefill", "chunks"])
+def test_the_kernel_on_the_card_agrees_with_the_reference(lengths: list[tuple[int, int]], window: int | None) -> None:
+    device = torch.device("cuda")
+    case = random_case(lengths, head_dim=64, dtype=torch.bfloat16)
+    want = DenseAttention().attend(case.q, case.k_cache, case.v_cache, case.step, case.scale, window)
+    step = AttentionStep(
+        query_starts=case.step.query_starts.to(device),
+        context_lens=case.step.context_lens.to(device),
+        block_tables=case.step.block_tables.to(device),
+        max_query=case.step.max_query,
+        max_context=case.step.max_context,
+        slots=case.step.slots.to(device),
+        positions=case.step.positions.to(device),
+    )
+    q, k_cache, v_cache = (tensor.to(device) for tensor in (case.q, case.k_cache, case.v_cache))
+    got = cuda_attention(device, torch.bfloat16).attend(q, k_cache, v_cache, step, case.scale, window)
+    torch.testing.assert_close(got.cpu().float(), want.float(), atol=0.02, rtol=0)
