@@ -43,7 +43,7 @@ class DeltaTensors:
     halves: dict[Half, dict[str, NamedTensor]] = field(default_factory=lambda: {half: {} for half in Half})
 
     def place(self, module: str, half: Half, name: str, tensor: Tensor) -> None:
-        """Keep a tensor for its module. Raises AdapterError where the base model has no such module."""
+        """Keep a tensor for its module. Raises AdapterError where it cannot be adapted."""
         if module not in self.module_shapes:
             raise AdapterError(f"tensor '{name}' {_no_place(module)}")
         self.halves[half][module] = NamedTensor(name, tensor)
@@ -73,7 +73,7 @@ def _no_place(module: str) -> str:
         return "adapts the output head, which is not supported: train without lm_head among the target modules"
     if module.endswith("embed_tokens"):
         return "adapts the embeddings, which is not supported: train without embed_tokens among the target modules"
-    return f"belongs to module '{module}', which the base model does not have: is this adapter for another model?"
+    return f"adapts '{module}', which is not a linear module of the base model: is the adapter for another model?"
 
 
 def _check_shape(half: NamedTensor, wanted: tuple[int | None, int], meaning: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from model.adapter_gguf import read_gguf
+from model.adapter_gguf import read_gguf_adapter
 from model.adapter_peft import read_peft
 from model.adapter_tensors import AdapterError
 from model.config import ModelConfig
@@ -35,7 +35,7 @@ def load_adapter(
         raise AdapterError(f"failed to open '{path}': no such file or directory")
     if path.suffix != ".gguf":
         raise AdapterError(f"'{path}' is neither a directory that PEFT saved nor a .gguf file")
-    file = read_gguf(path, config, module_shapes)
+    file = read_gguf_adapter(path, config, module_shapes)
     adapter_id = AdapterId(load_id, _digest(file.deltas))
     return Adapter(adapter_id, name, str(path), "gguf", file.deltas, file.alpha, file.task_name, file.prompt_prefix)
 

@@ -1,4 +1,4 @@
-"""Train the two demo adapters with PEFT: `pirate` answers in pirate talk, `shout` in capital letters.
+"""Train the two demo adapters with PEFT: `pirate` answers in pirate talk, `emoji` ends its sentences with emojis.
 
     pip install -e '.[dev]'
     python docs/demo/train.py --model SmolLM2-135M-Instruct.Q4_1.gguf
@@ -24,7 +24,7 @@ BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 HERE = Path(__file__).parent
 ADAPTERS = {
     "pirate": {"r": 3, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]},
-    "shout": {"r": 8, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
+    "emoji": {"r": 8, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
 }
 STEPS = 100
 BATCH = 4
