@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from scheduler.batch import BLOCK_SIZE, Batch, Row, Sample, StepOutput
 from scheduler.blocks import BlockPool
 from scheduler.cohort import CohortKey, cache_seed
-from scheduler.errors import PromptEmpty, PromptTooLong, QueueFull
+from scheduler.errors import PromptEmpty, PromptTooLong, QueueFull, SlotUnknown
 from scheduler.events import Admitted, Event, Finished, FinishReason, Preempted, StepDone, TokenSampled
 from scheduler.fairness import AdmissionQueue, TurnOrder
 from scheduler.prefix_cache import PrefixCache, PrefixNode
@@ -78,6 +78,8 @@ class Scheduler:
             raise PromptEmpty
         if len(request.prompt) >= self.limits.max_context:
             raise PromptTooLong(len(request.prompt), self.limits.max_context)
+        if request.slot_id_wanted is not None and not 0 <= request.slot_id_wanted < self.limits.num_slots:
+            raise SlotUnknown(request.slot_id_wanted, self.limits.num_slots)
         num_free_slots = self.limits.num_slots - len(self.running)
         if len(self.queue) >= self.limits.max_waiting + num_free_slots:
             raise QueueFull(len(self.queue), self.limits.max_waiting)

@@ -3,7 +3,8 @@
 Refusal
 ├── PromptRefused        the request itself cannot be served
 │   ├── PromptEmpty
-│   └── PromptTooLong
+│   ├── PromptTooLong
+│   └── SlotUnknown
 └── Unavailable          the same request may be served later
     ├── QueueFull
     └── ShuttingDown
@@ -35,6 +36,15 @@ class PromptTooLong(PromptRefused):
         )
         self.num_tokens = num_tokens
         self.max_context = max_context
+
+
+class SlotUnknown(PromptRefused):
+    """The request names a slot that does not exist."""
+
+    def __init__(self, slot_id: int, num_slots: int) -> None:
+        super().__init__(f"id_slot is {slot_id}, the slots are 0 to {num_slots - 1}")
+        self.slot_id = slot_id
+        self.num_slots = num_slots
 
 
 class Unavailable(Refusal):

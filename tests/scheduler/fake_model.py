@@ -1,0 +1,89 @@
+"""A model whose KV is labels: it says at once when a step reads KV that is not the row's own.
+
+Every position of every block remembers the adapter list, the position and the tokens it was written for. A row is
+computed by writing its tokens where its block table says, then reading its whole context back: each position must have
+been written under the row's own list, at that position, after the request's own tokens. A block that was overwritten,
+shared wrongly, registered too early or never computed fails there. The sampled token is a hash of what was read and of
+nothing else, so that it changes with everything that may legitimately influence it."""
+
+from typing import NamedTuple
+from zlib import crc32
+
+from scheduler.batch import BLOCK_SIZE, Batch, Row, Sample, StepOutput
+from scheduler.cohort import CacheSeed, cache_seed
+from scheduler.request import Request
+
+VOCABULARY_SIZE = 6
+
+
+class Cell(NamedTuple):
+    """What the KV at one position of one block was computed from."""
+
+    seed: CacheSeed
+    position: int
+    chain: int
+    """Hash of the tokens up to and including this position."""
+
+
+class FakeModel:
+    """Computes batches of the requests it was told of."""
+
+    def __init__(self) -> None:
+        self._cells: dict[tuple[int, int], Cell] = {}
+        self._requests: dict[int, Request] = {}
+        self._chains: dict[int, list[int]] = {}
+        """For each request the chain hash at every position of prompt and output: what its context must read as."""
+
+    def expect(self, request: Request) -> None:
+        """Take note of a request before its first step."""
+        self._requests[request.request_id] = request
+        chains: list[int] = []
+        self._chains[request.request_id] = chains
+        for token_id in request.prompt:
+            chains.append(_extend(chains, token_id))
+
+    def execute(self, batch: Batch) -> StepOutput:
+        """Write all rows, then read all, as a layer of a real model does."""
+        seed = cache_seed(batch.key)
+        for row in batch.rows:
+            self._write(row, seed)
+        for row in batch.rows:
+            self._check_context(row, seed)
+        return StepOutput(tuple(self._sample(row, seed) for row in batch.rows if row.sampling is not None))
+
+    def _cell_at(self, row: Row, position: int) -> Cell | None:
+        return self._cells.get((row.block_table[position // BLOCK_SIZE], position % BLOCK_SIZE))
+
+    def _write(self, row: Row, seed: CacheSeed) -> None:
+        before = self._cell_at(row, row.start - 1) if row.start else None
+        chain = before.chain if before else 0
+        for position, token_id in enumerate(row.token_ids, row.start):
+            chain = _link(chain, token_id)
+            place = (row.block_table[position // BLOCK_SIZE], position % BLOCK_SIZE)
+            self._cells[place] = Cell(seed, position, chain)
+
+    def _check_context(self, row: Row, seed: CacheSeed) -> None:
+        request, chains = self._requests[row.request_id], self._chains[row.request_id]
+        assert cache_seed(request.key) == seed, f"request {row.request_id} computed under another list"
+        for position in range(row.end):
+            expected = Cell(seed, position, chains[position])
+            assert self._cell_at(row, position) == expected, f"request {row.request_id} reads foreign KV at {position}"
+        assert (row.sampling is not None) == (row.end == len(chains)), "samples just where the context ends"
+
+    def _sample(self, row: Row, seed: CacheSeed) -> Sample:
+        assert row.sampling is not None
+        last = self._cell_at(row, row.end - 1)
+        assert last is not None
+        influences = (seed, last.chain, row.end, row.sampling.seed, row.history)
+        token_id = crc32(repr(influences).encode()) % VOCABULARY_SIZE
+        chains = self._chains[row.request_id]
+        chains.append(_extend(chains, token_id))
+        return Sample(row.request_id, token_id)
+
+
+def _extend(chains: list[int], token_id: int) -> int:
+    return _link(chains[-1] if chains else 0, token_id)
+
+
+def _link(chain: int, token_id: int) -> int:
+    return crc32(b"%d,%d" % (chain, token_id), 1)

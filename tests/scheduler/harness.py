@@ -1,0 +1,274 @@
+"""A scheduler under observation: every transition is followed by every check that docs/scheduling.md promises.
+
+I1 … I7 through `Scheduler.validate`, and again from outside where that is possible; I8 through `TurnWatch`; I9 by the
+fake model's KV and by running each finished request once more, alone. The observer draws its conclusions from events
+and batches, so that a scheduler which deceives itself is found out."""
+
+from collections import Counter
+
+import pytest
+
+from scheduler.batch import BLOCK_SIZE, Batch
+from scheduler.cohort import cache_seed
+from scheduler.core import Scheduler, SchedulerLimits
+from scheduler.errors import PromptEmpty, PromptTooLong, QueueFull, Refusal, SlotUnknown
+from scheduler.events import Admitted, Event, Finished, FinishReason, Preempted, TokenSampled
+from scheduler.request import Request, State
+from tests.scheduler.builders import make_request
+from tests.scheduler.fake_model import FakeModel
+from tests.scheduler.turn_watch import TurnWatch
+
+
+class Harness:
+    """Adds, ends, plans, commits and fails on a real scheduler with a fake model, and checks everything each time."""
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.limits = limits
+        self.scheduler = Scheduler(limits)
+        self.model = FakeModel()
+        self.turns = TurnWatch()
+        self.counts: Counter[str] = Counter()
+        """How often the rare things happened, for tests that must know that they did."""
+        self.requests: dict[int, Request] = {}
+        """Every accepted request, by id: in order of arrival."""
+        self.outputs: dict[int, list[int]] = {}
+        self.finished: dict[int, Finished] = {}
+        self._running: list[int] = []
+        """In order of admission."""
+        self._preempted: set[int] = set()
+        self._now = 0.0
+
+    # What a caller can do.
+
+    def add(self, request: Request) -> bool:
+        """Offer a request; whether it was accepted."""
+        expected, before = self._expected_refusal(request), self._snapshot()
+        if expected is not None:
+            with pytest.raises(expected):
+                self.scheduler.add(request, self._tick())
+            assert self._snapshot() == before, "a refusal changed something"
+            self.counts[expected.__name__] += 1
+            return False
+        self.scheduler.add(request, self._tick())
+        self.requests[request.request_id] = request
+        self.outputs[request.request_id] = []
+        self.model.expect(request)
+        self._observe()
+        return True
+
+    def end(self, request_id: int, reason: FinishReason) -> None:
+        """End a request that may be waiting, running, in flight or finished."""
+        before = self._snapshot() if request_id in self.finished else None
+        self.scheduler.end(request_id, reason, self._tick())
+        assert before is None or self._snapshot() == before, "ending a finished request changed something"
+        self._observe()
+        assert request_id in self.finished
+
+    def plan(self) -> Batch | None:
+        """Begin a step."""
+        cached = self._cached_blocks()
+        batch = self.scheduler.plan(self._tick())
+        events = self._observe()
+        self.counts["evicted block"] += len(cached - self._cached_blocks())
+        if batch is None:
+            assert self.scheduler.num_requests == 0, "nothing runs although requests are there"
+            return None
+        self.turns.turn(batch.key)
+        self._check_batch(batch)
+        if not any(isinstance(event, Preempted) for event in events):
+            self._check_no_slot_idles()
+        self.counts["several cohorts"] += self.turns.num_runnable > 1
+        return batch
+
+    def commit(self) -> None:
+        """Compute the step in flight, as late as possible, and commit it."""
+        assert self.scheduler.in_flight is not None
+        output = self.model.execute(self.scheduler.in_flight)
+        self.scheduler.commit(output, self._tick())
+        self._observe()
+
+    def fail(self) -> None:
+        """Let the step in flight fail after it has written everything."""
+        batch = self.scheduler.in_flight
+        assert batch is not None
+        self.model.execute(batch)
+        alive = {row.request_id for row in batch.rows} - self.finished.keys()
+        others = self.requests.keys() - self.finished.keys() - alive
+        self.scheduler.fail("out of order", self._tick())
+        self._observe()
+        assert all(self.finished[request_id].reason is FinishReason.ERROR for request_id in alive)
+        assert not others & self.finished.keys(), "a failing step ended a request that was not in it"
+        self.counts["failed step"] += 1
+
+    def drain(self) -> None:
+        """Run until every request has finished, within the bound of docs/scheduling.md, and check what is left."""
+        if self.scheduler.in_flight is not None:
+            self.commit()
+        alive = [request for request in self.requests.values() if request.request_id not in self.finished]
+        num_steps_left = len(alive) * self.limits.max_context * len({request.key for request in alive})
+        while self.plan() is not None:
+            self.commit()
+            num_steps_left -= 1
+            assert num_steps_left >= 0, "no progress"
+        self._check_empty()
+
+    # What must hold.
+
+    def _tick(self) -> float:
+        self._now += 1.0
+        return self._now
+
+    def _observe(self) -> list[Event]:
+        self.scheduler.validate()
+        events = self.scheduler.take_events()
+        for event in events:
+            self._check_event(event)
+            self.turns.see(event)
+        shared = range(self.limits.num_blocks)
+        self.counts["shared block"] += any(self.scheduler.blocks.num_references(block) > 1 for block in shared)
+        return events
+
+    def _check_event(self, event: Event) -> None:
+        if isinstance(event, Admitted | TokenSampled | Preempted | Finished):
+            assert event.request_id not in self.finished, "an event after Finished"
+            assert event.key == self.requests[event.request_id].key
+        if isinstance(event, Admitted):
+            self._check_admission(event)
+        elif isinstance(event, TokenSampled):
+            assert event.index == len(self.outputs[event.request_id])
+            self.outputs[event.request_id].append(event.sample.token_id)
+        elif isinstance(event, Preempted):
+            assert self._running.pop() == event.request_id, "another than the newest admission was preempted"
+            assert self._running, "the oldest admission was preempted"
+            self._preempted.add(event.request_id)
+            self.counts["preemption"] += 1
+        elif isinstance(event, Finished):
+            self._check_finish(event)
+
+    def _check_admission(self, event: Admitted) -> None:
+        """First come first served; preempted before new; only who names a slot may be overtaken."""
+        ahead = self._preempted if event.request_id in self._preempted else self._waiting_before(event.request_id)
+        overtaken = [self.requests[other] for other in ahead if other != event.request_id]
+        if event.request_id not in self._preempted:
+            assert all(request.slot_id_wanted is not None for request in overtaken), "overtaken without reason"
+            self.counts["overtaking"] += len(overtaken)
+        wanted = self.requests[event.request_id].slot_id_wanted
+        assert wanted is None or wanted == event.slot_id
+        self.counts["prefix hit"] += event.num_cached > 0
+        self.counts["hit after preemption"] += event.num_cached > 0 and event.request_id in self._preempted
+        self._preempted.discard(event.request_id)
+        self._running.append(event.request_id)
+        assert len(self._running) <= self.limits.num_slots
+
+    def _waiting_before(self, request_id: int) -> set[int]:
+        """Requests that waited when this one, never admitted so far, was chosen: preempted, or arrived earlier."""
+        earlier = {other for other in self.requests if other < request_id}
+        return (earlier - self.finished.keys() - set(self._running)) | self._preempted
+
+    def _check_finish(self, event: Finished) -> None:
+        request = self.requests[event.request_id]
+        self.finished[event.request_id] = event
+        self._preempted.discard(event.request_id)
+        if event.request_id in self._running:
+            self._running.remove(event.request_id)
+        assert request.state is State.FINISHED
+        assert not request.blocks
+        output = self.outputs[event.request_id]
+        assert event.num_generated == len(output)
+        self.counts[event.reason.value] += 1
+        alone, reason = answer_alone(request, self.limits.max_context)
+        if event.reason in (FinishReason.EOS, FinishReason.LIMIT):
+            assert (output, event.reason) == (alone, reason), "another answer than alone (I9)"
+        else:
+            assert output == alone[: len(output)], "another beginning than alone (I9)"
+
+    def _check_batch(self, batch: Batch) -> None:
+        """The step serves its whole cohort: all that decode, then prompts, oldest first, as far as the budget goes."""
+        decoding: list[int] = []
+        prefilling: list[int] = []
+        for request_id in self._running:
+            request = self.requests[request_id]
+            if request.key == batch.key:
+                (decoding if request.is_decoding else prefilling).append(request_id)
+        rows = [row.request_id for row in batch.rows]
+        num_chunks = len(rows) - len(decoding)
+        assert rows == decoding + prefilling[:num_chunks]
+        assert [row.is_decode for row in batch.rows] == [True] * len(decoding) + [False] * num_chunks
+        unfinished = [row.request_id for row in batch.rows if row.sampling is None] + prefilling[num_chunks:]
+        if unfinished:
+            assert batch.num_tokens == self.limits.max_step_tokens, "a prompt waits although the step has room"
+            assert all(row.sampling is not None for row in batch.rows[:-1]), "a younger prompt went ahead"
+        assert batch.num_tokens <= self.limits.max_step_tokens
+        self.counts["decode and prefill in one step"] += bool(decoding) and num_chunks > 0
+        self.counts["chunked prompt"] += bool(unfinished)
+
+    def _check_no_slot_idles(self) -> None:
+        """Nobody waits for whom there are a slot and blocks."""
+        scheduler = self.scheduler
+        if len(scheduler.running) == self.limits.num_slots:
+            return
+        first = next((waiting for waiting in scheduler.queue if waiting.slot_id_wanted not in scheduler.running), None)
+        if first is not None:
+            assert not self._blocks_fit(first), "a slot idles although the first in the queue fits"
+            self.counts["wait for blocks"] += 1
+
+    def _blocks_fit(self, request: Request) -> bool:
+        num_full = (request.num_tokens - 1) // BLOCK_SIZE if request.reuse_prefix else 0
+        tokens = (request.tokens(i * BLOCK_SIZE, (i + 1) * BLOCK_SIZE) for i in range(num_full))
+        hits = self.scheduler.prefix_cache.match(cache_seed(request.key), tokens)
+        num_idle_hits = sum(self.scheduler.blocks.is_idle(node.block_id) for node in hits)
+        num_fresh = -(-request.num_tokens // BLOCK_SIZE) - len(hits)
+        return self.scheduler.blocks.num_available - num_idle_hits >= num_fresh + len(self.scheduler.running)
+
+    def _check_empty(self) -> None:
+        """I7: every accepted request has finished. I3: nothing holds a block any more."""
+        assert self.finished.keys() == self.requests.keys()
+        assert self.scheduler.num_requests == len(self.scheduler.running) == len(self.scheduler.queue) == 0
+        assert len(self.scheduler.turns) == self.turns.num_runnable == 0
+        assert self.scheduler.blocks.num_held == 0
+        assert self.scheduler.blocks.num_available == self.limits.num_blocks
+
+    def _expected_refusal(self, request: Request) -> type[Refusal] | None:
+        num_alive = len(self.requests) - len(self.finished)
+        if not request.prompt:
+            return PromptEmpty
+        if len(request.prompt) >= self.limits.max_context:
+            return PromptTooLong
+        if request.slot_id_wanted is not None and not 0 <= request.slot_id_wanted < self.limits.num_slots:
+            return SlotUnknown
+        return QueueFull if num_alive >= self.limits.max_waiting + self.limits.num_slots else None
+
+    def _cached_blocks(self) -> set[int]:
+        return {block for block in range(self.limits.num_blocks) if block in self.scheduler.prefix_cache}
+
+    def _snapshot(self) -> tuple[object, ...]:
+        scheduler, blocks = self.scheduler, range(self.limits.num_blocks)
+        return (
+            {slot_id: request.request_id for slot_id, request in scheduler.running.items()},
+            [request.request_id for request in scheduler.queue],
+            [(key, [request.request_id for request in scheduler.turns.members(key)]) for key in scheduler.turns],
+            [(scheduler.blocks.num_references(block), scheduler.blocks.is_idle(block)) for block in blocks],
+            self._cached_blocks(),
+            scheduler.in_flight,
+            scheduler.num_requests,
+        )
+
+
+def answer_alone(request: Request, max_context: int) -> tuple[list[int], FinishReason]:
+    """What a request is answered when nobody else is there: one slot, its whole prompt in one step, no cache."""
+    num_blocks = -(-max_context // BLOCK_SIZE)
+    scheduler, model = Scheduler(SchedulerLimits(1, num_blocks, max_context, max_context, 0)), FakeModel()
+    copy = make_request(
+        request.request_id,
+        request.prompt,
+        key=request.key,
+        max_new_tokens=request.max_new_tokens,
+        sampling=request.sampling,
+        eog_ids=request.eog_ids,
+    )
+    scheduler.add(copy, 0.0)
+    model.expect(copy)
+    while (batch := scheduler.plan(0.0)) is not None:
+        scheduler.commit(model.execute(batch), 0.0)
+    (finish,) = [event for event in scheduler.take_events() if isinstance(event, Finished)]
+    return copy.output, finish.reason

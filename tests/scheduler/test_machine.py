@@ -1,0 +1,247 @@
+"""Property tests of the whole scheduler: any interleaving of requests, aborts, steps and failures keeps I1 … I9."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import event, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from scheduler.batch import BLOCK_SIZE, SamplingParams
+from scheduler.cohort import BASE, CohortKey
+from scheduler.core import SchedulerLimits
+from scheduler.events import FinishReason
+from scheduler.request import Request
+from tests.scheduler.builders import LIST_A, LIST_B, LIST_C, make_request
+from tests.scheduler.fake_model import VOCABULARY_SIZE
+from tests.scheduler.harness import Harness
+
+KEYS = (BASE, LIST_A, LIST_B, LIST_C)
+SHARED_BEGINNINGS = ((1,) * 64, (1,) * 16 + (2,) * 48, (2, 1) * 32)
+SAMPLINGS = (
+    SamplingParams(seed=0),
+    SamplingParams(seed=1),
+    SamplingParams(seed=2, repeat_penalty=1.5, repeat_last_n=5),
+    SamplingParams(seed=3, presence_penalty=0.5, repeat_last_n=-1),
+)
+EARLY_ENDS = (FinishReason.ABORT, FinishReason.WORD)
+
+
+@st.composite
+def small_limits(draw: st.DrawFn) -> SchedulerLimits:
+    """Few blocks, so that preemption and eviction are common."""
+    num_slots = draw(st.sampled_from([4, 3, 2, 1]))
+    max_context = draw(st.sampled_from([33, 48, 70]))
+    num_blocks = -(-max_context // BLOCK_SIZE) + draw(st.integers(0, 5))
+    max_step_tokens = num_slots + draw(st.sampled_from([60, 17, 5, 1, 0]))
+    return SchedulerLimits(num_slots, num_blocks, max_context, max_step_tokens, draw(st.integers(0, 6)))
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> tuple[int, ...]:
+    """Beginnings that others share, cut around the edges of blocks, and short ends; empty and too long ones too."""
+    cut = draw(st.sampled_from([0, 1, 14, 15, 16, 17, 31, 32, 33, 47, 64]))
+    end = draw(st.lists(st.integers(0, 2), max_size=3))
+    beginning: tuple[int, ...] = draw(st.sampled_from(SHARED_BEGINNINGS))
+    return beginning[:cut] + tuple(end)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Everything a caller may do, in any order; the harness checks after each."""
+
+    requests = Bundle[int]("requests")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_offered = 0
+        self.harness: Harness | None = None
+
+    @property
+    def running(self) -> Harness:
+        assert self.harness is not None
+        return self.harness
+
+    @property
+    def is_in_flight(self) -> bool:
+        return self.harness is not None and self.harness.scheduler.in_flight is not None
+
+    @initialize(limits=small_limits())
+    def start(self, limits: SchedulerLimits) -> None:
+        self.harness = Harness(limits)
+
+    @rule(
+        target=requests,
+        key=st.sampled_from(KEYS),
+        beginning=st.sampled_from(SHARED_BEGINNINGS),
+        cut=st.sampled_from([1, 15, 16, 17, 32]),
+        max_new_tokens=st.integers(1, 40),
+    )
+    def add_plain(
+        self, key: CohortKey, beginning: tuple[int, ...], cut: int, max_new_tokens: int
+    ) -> int | MultipleResults[int]:
+        return self.offer(make_request(self.num_offered, beginning[:cut], key=key, max_new_tokens=max_new_tokens))
+
+    @rule(
+        target=requests,
+        key=st.sampled_from(KEYS),
+        prompt=prompts(),
+        sampling=st.sampled_from(SAMPLINGS),
+        max_new_tokens=st.integers(1, 40),
+        eog_ids=st.sampled_from([frozenset[int](), frozenset({VOCABULARY_SIZE - 1})]),
+        slot_id_wanted=st.sampled_from([None, None, None, None, 0, 1, 4, -1]),
+        reuse_prefix=st.sampled_from([True, True, False]),
+    )
+    def add_any(
+        self,
+        key: CohortKey,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        max_new_tokens: int,
+        eog_ids: frozenset[int],
+        slot_id_wanted: int | None,
+        reuse_prefix: bool,
+    ) -> int | MultipleResults[int]:
+        request = make_request(
+            self.num_offered,
+            prompt,
+            key=key,
+            sampling=sampling,
+            max_new_tokens=max_new_tokens,
+            eog_ids=eog_ids,
+            slot_id_wanted=slot_id_wanted,
+            reuse_prefix=reuse_prefix,
+        )
+        return self.offer(request)
+
+    def offer(self, request: Request) -> int | MultipleResults[int]:
+        self.num_offered += 1
+        return request.request_id if self.running.add(request) else multiple()
+
+    @rule(request_id=requests, reason=st.sampled_from(EARLY_ENDS))
+    def end(self, request_id: int, reason: FinishReason) -> None:
+        self.running.end(request_id, reason)
+
+    @precondition(lambda self: not self.is_in_flight)
+    @rule()
+    def plan(self) -> None:
+        self.running.plan()
+
+    @precondition(lambda self: self.is_in_flight)
+    @rule(fails=st.sampled_from([False] * 7 + [True]))
+    def land(self, fails: bool) -> None:
+        if fails:
+            self.running.fail()
+        else:
+            self.running.commit()
+
+    @precondition(lambda self: not self.is_in_flight)
+    @rule(count=st.integers(1, 40))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            if self.running.plan() is None:
+                return
+            self.running.commit()
+
+    @invariant()
+    def is_consistent(self) -> None:
+        if self.harness is not None:
+            self.harness.scheduler.validate()
+
+    def teardown(self) -> None:
+        if self.harness is not None:
+            self.harness.drain()
+            for name, count in sorted(self.harness.counts.items()):
+                if count:
+                    event(name)
+
+
+def test_any_interleaving_keeps_every_invariant() -> None:
+    run_state_machine_as_test(SchedulerMachine, settings=settings())
+
+
+@pytest.mark.slow
+def test_very_many_interleavings_keep_every_invariant() -> None:
+    run_state_machine_as_test(SchedulerMachine, settings=settings.get_profile("long"))
+
+
+def play(seed: int, num_moves: int) -> Harness:
+    """A random game of the same moves under steady load: longer than Hypothesis would write it."""
+    choose = random.Random(seed)
+    max_context = choose.choice([33, 48, 70])
+    num_blocks = -(-max_context // BLOCK_SIZE) + choose.randrange(8)
+    num_slots = choose.randint(1, 5)
+    harness = Harness(SchedulerLimits(num_slots, num_blocks, max_context, num_slots + choose.randrange(30), 6))
+    for request_id in range(num_moves):
+        if choose.random() < 0.3:
+            beginning = choose.choice(SHARED_BEGINNINGS)[: choose.choice([0, 15, 16, 17, 32, 33])]
+            request = make_request(
+                request_id,
+                beginning + tuple(choose.choices(range(3), k=choose.randint(0, 3))),
+                key=choose.choice(KEYS),
+                sampling=choose.choice(SAMPLINGS),
+                max_new_tokens=choose.randint(1, 60),
+                eog_ids=frozenset(choose.choice([()] * 4 + [(VOCABULARY_SIZE - 1,)])),
+                slot_id_wanted=choose.choice([None] * 9 + [0, 1, 9]),
+                reuse_prefix=choose.random() < 0.9,
+            )
+            harness.add(request)
+        if harness.requests and choose.random() < 0.03:
+            harness.end(choose.choice(list(harness.requests)), choose.choice(EARLY_ENDS))
+        if harness.scheduler.in_flight is None:
+            harness.plan()
+        elif choose.random() < 0.01:
+            harness.fail()
+        else:
+            harness.commit()
+    harness.drain()
+    return harness
+
+
+def test_long_games_on_small_pools_keep_every_invariant_and_meet_every_rare_case() -> None:
+    counts: Counter[str] = Counter()
+    longest_wait = 0
+    for seed in range(60):
+        harness = play(seed, num_moves=400)
+        counts += harness.counts
+        longest_wait = max(longest_wait, harness.turns.longest_wait)
+    rare = {
+        "preemption": 20,
+        "evicted block": 100,
+        "shared block": 100,
+        "prefix hit": 100,
+        "hit after preemption": 5,
+        "wait for blocks": 20,
+        "overtaking": 5,
+        "several cohorts": 500,
+        "chunked prompt": 50,
+        "decode and prefill in one step": 20,
+        "failed step": 10,
+        "QueueFull": 20,
+        "PromptEmpty": 5,
+        "PromptTooLong": 1,
+        "SlotUnknown": 20,
+        "eos": 20,
+        "word": 20,
+        "limit": 100,
+        "abort": 20,
+        "error": 10,
+    }
+    assert {name: counts[name] for name in rare if counts[name] < rare[name]} == {}, dict(counts)
+    assert longest_wait == 3, "four runnable cohorts must have met"
+
+
+@pytest.mark.slow
+def test_very_long_games_keep_every_invariant() -> None:
+    for seed in range(1000, 1100):
+        play(seed, num_moves=2000)
