@@ -1,0 +1,133 @@
+"""Render chat messages into a prompt with the model's own Jinja template. It must not know of HTTP or of tokens.
+
+The dialect is that of Hugging Face (`apply_chat_template`): Jinja with trim_blocks, lstrip_blocks, loop controls, a
+`tojson` that does not escape HTML, `raise_exception`, `strftime_now`, and `{% generation %}` blocks (which mark the
+assistant's text for training and change nothing here). A template comes with a checkpoint, so it is a stranger's
+program: it runs in Jinja's immutable sandbox.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+_PROGRAM_ERRORS = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What running a template can raise: Jinja's own, and what operators raise on messages of an unforeseen shape."""
+
+
+class TemplateError(ValueError):
+    """The template does not compile, or refuses these messages, with its own message where it gives one."""
+
+
+class ChatTemplate:
+    """A compiled chat template.
+
+    `special_tokens` are the texts a template may name (`bos_token`, `eos_token`, ...); `tool_use_source` is a second
+    template for requests with tools, where the checkpoint has one. Raises TemplateError where one does not compile.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        tool_use_source: str | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self.source = source
+        self.tool_use_source = tool_use_source
+        self._special_tokens = dict(special_tokens or {})
+        environment = _environment(now)
+        self._template = _compile(environment, source)
+        self._tool_use_template = self._template
+        if tool_use_source is not None:
+            self._tool_use_template = _compile(environment, tool_use_source)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """Return the prompt of a conversation; `variables` are the request's `chat_template_kwargs`.
+
+        A message's fields that are None are left out, for templates ask whether a field is there. Raises TemplateError.
+        """
+        template = self._tool_use_template if tools else self._template
+        context: dict[str, object] = {
+            **self._special_tokens,
+            "documents": None,
+            **(variables or {}),
+            "messages": [_without_none(message) for message in messages],
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            return template.render(context)
+        except _PROGRAM_ERRORS as error:
+            raise TemplateError(f"the chat template refuses the messages: {error}") from error
+
+
+def _without_none(message: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in message.items() if value is not None}
+
+
+def _compile(environment: jinja2.Environment, source: str) -> jinja2.Template:
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise TemplateError(f"chat template, line {error.lineno}: {error.message}") from error
+
+
+def _environment(now: Callable[[], datetime]) -> jinja2.Environment:
+    def strftime_now(format: str) -> str:  # noqa: A002 - the name that templates use
+        return now().strftime(format)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = strftime_now
+    return environment
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class _GenerationBlocks(Extension):
+    """`{% generation %} ... {% endgeneration %}` renders its body, in a scope of its own."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)

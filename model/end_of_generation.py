@@ -1,0 +1,46 @@
+"""Decide which tokens end generation: those that the checkpoint names, and those that are known by their text.
+
+Chat models are often published with a single end token although they end a turn with another one; llama.cpp therefore
+looks for well-known texts (`special_eog_ids` in src/llama-vocab.cpp), and so do we. Only tokens that the vocabulary
+marks as special or added count: `</s>` as an ordinary token is a piece of somebody's HTML.
+"""
+
+from collections.abc import Iterable, Mapping
+
+KNOWN_ENDS = frozenset(
+    {
+        "</s>",
+        "<eos>",
+        "[EOS]",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<end_of_utterance>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "<｜end▁of▁sentence｜>",
+        # A code model that fills in the middle has left its file when it writes one of these.
+        "<|fim_pad|>",
+        "<fim-pad>",
+        "<fim_pad>",
+        "<PAD>",
+        "[PAD]",
+        "<|fim_repo|>",
+        "<|repo_name|>",
+        "<fim-repo>",
+        "<REPO>",
+        "<reponame>",
+        "<|file_sep|>",
+    }
+)
+
+
+def end_of_generation_ids(added: Mapping[str, int], named: Iterable[int | None]) -> frozenset[int]:
+    """Return the ids that end generation: all `named`, and the known ones of `added`, the special and added tokens."""
+    known = {token_id for text, token_id in added.items() if text in KNOWN_ENDS}
+    return frozenset(known.union(token_id for token_id in named if token_id is not None))

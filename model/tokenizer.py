@@ -1,0 +1,97 @@
+"""Text to tokens and back, whatever kind of file the tokenizer comes from. It must not know of requests or of HTTP.
+
+`encode` and `decode` mean what they mean in llama.cpp: the text of a sequence is its pieces joined, so a SentencePiece
+model's text begins with the space that the model was trained to see there.
+"""
+
+import threading
+from collections.abc import Iterable
+
+from model.chat_template import ChatTemplate
+from model.config import CheckpointError
+from model.tokenizer_gguf import vocabulary_from_gguf
+from model.tokenizer_hf import vocabulary_from_directory
+from model.vocabulary import Vocabulary
+from model.weights import Checkpoint
+
+
+class Tokenizer:
+    """A model's tokenizer. Safe to use from several threads.
+
+    `vocab_size` is the model's: every id below it is valid, and those that the tokenizer does not know (rows that only
+    fill the embedding) have the empty piece. Raises CheckpointError where a token has no row in the embedding, and
+    TemplateError where the chat template does not compile.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, vocab_size: int, eog_ids: Iterable[int] = ()) -> None:
+        num_tokens = len(vocabulary.pieces)
+        if num_tokens > vocab_size:
+            last = vocabulary.pieces[-1].decode("utf-8", "replace")
+            raise CheckpointError(
+                f"the tokenizer has {num_tokens} tokens, the model's embedding {vocab_size} rows; tokens beyond them "
+                f"(the last is {last!r}) must be removed from the tokenizer, or the embedding must be enlarged"
+            )
+        self.vocab_size = vocab_size
+        self.bos_id = vocabulary.bos_id
+        self.eos_id = vocabulary.eos_id
+        self.adds_bos = vocabulary.adds_bos
+        self.eog_ids = vocabulary.eog_ids | frozenset(eog_ids)
+        self.bos_text = vocabulary.special_tokens.get("bos_token", "")
+        self.eos_text = vocabulary.special_tokens.get("eos_token", "")
+        self.chat_template: ChatTemplate | None = None
+        if vocabulary.chat_template is not None:
+            self.chat_template = ChatTemplate(
+                vocabulary.chat_template,
+                special_tokens=vocabulary.special_tokens,
+                tool_use_source=vocabulary.tool_use_template,
+            )
+        self._pieces = vocabulary.pieces
+        self._control_ids = vocabulary.control_ids | self.eog_ids
+        self._encoder = vocabulary.encoder
+        self._encoder_lock = threading.Lock()
+
+    def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
+        """Return the tokens of a text.
+
+        `add_special` puts BOS in front where the model adds it, unless the text begins with it already (chat templates
+        write it). Without `parse_special` the text of a special token is text like any other. Lone surrogates, which
+        are no characters, become U+FFFD.
+        """
+        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        with self._encoder_lock:  # whether special tokens are parsed is a state of the encoder
+            self._encoder.encode_special_tokens = not parse_special
+            ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        if add_special and self.adds_bos and ids[:1] != [self.bos_id]:
+            assert self.bos_id is not None
+            return [self.bos_id, *ids]
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of tokens, special ones included; bytes that are not UTF-8 become U+FFFD.
+
+        Raises ValueError for an id outside the vocabulary.
+        """
+        return b"".join(map(self.piece, ids)).decode("utf-8", "replace")
+
+    def piece(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for, a special one's text. Raises ValueError for an id outside."""
+        if not 0 <= token_id < self.vocab_size:
+            raise ValueError(f"token {token_id} is outside the vocabulary of {self.vocab_size}")
+        return self._pieces[token_id] if token_id < len(self._pieces) else b""
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether the token has a role instead of a text, or ends generation: generated content does not show it."""
+        return token_id in self._control_ids
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """Return the tokenizer that comes with a checkpoint.
+
+    Raises CheckpointError naming the file and the field, where it is missing, damaged or of a kind that is not
+    supported, and TemplateError where its chat template does not compile.
+    """
+    if checkpoint.gguf is not None:
+        vocabulary = vocabulary_from_gguf(checkpoint.gguf, str(checkpoint.path))
+    else:
+        vocabulary = vocabulary_from_directory(checkpoint.path)
+    return Tokenizer(vocabulary, checkpoint.config.vocab_size, checkpoint.eog_ids)
