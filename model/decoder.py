@@ -67,6 +67,8 @@ class Decoder:
             gate_up = _project(layer.gate_up, f"{layer.name}.gate_up", x, lora)  # (T, 2F)
             y = _project(layer.down, f"{layer.name}.down", ops.silu_mul(gate_up), lora)  # (T, D)
         assert y is not None, "a decoder has at least one layer"
+        if not len(logit_rows):  # the middle of a prompt
+            return residual.new_empty(0, config.vocab_size)
         x = ops.add_rms_norm(residual[logit_rows], y[logit_rows], self._norm, eps)  # (len(logit_rows), D)
         return self._head(x).float()  # (len(logit_rows), V)
 

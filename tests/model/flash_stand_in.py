@@ -1,7 +1,7 @@
 """Stand-ins for the flash kernels: what their documentation says of the arguments, in plain loops over torch tensors.
 
-They read only what the real kernels read (a row's length from the running sums, or from seqused_k), and check what those
-check. They share no code with `model.attention`.
+They read only what the real kernels read (a row's length from the running sums, or from seqused_k), and check what
+those check. They share no code with `model.attention`.
 """
 
 import torch

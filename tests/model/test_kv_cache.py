@@ -1,0 +1,49 @@
+"""The pages of the KV cache: layout, size, contents before the first write."""
+
+from dataclasses import replace
+
+import torch
+
+from model.backend import reference_backend
+from model.config import ModelConfig
+from model.kv_cache import KVCache
+from scheduler.batch import BLOCK_SIZE
+
+CONFIG = ModelConfig(
+    family="llama",
+    vocab_size=100,
+    hidden_size=64,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    intermediate_size=128,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+    rope_scaling=None,
+    max_position=512,
+    tied_embeddings=False,
+    qkv_bias=False,
+    o_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    sliding_window=None,
+)
+
+
+def test_holds_pages_of_keys_and_values_for_each_layer() -> None:
+    kv = KVCache(CONFIG, 5, reference_backend(torch.bfloat16))
+    assert kv.num_blocks == 5
+    assert len(kv.keys) == len(kv.values) == 3
+    for pages in (*kv.keys, *kv.values):
+        assert pages.shape == (5, BLOCK_SIZE, 2, 32)
+        assert pages.dtype == torch.bfloat16
+        assert not pages.any()
+    assert len({pages.data_ptr() for pages in (*kv.keys, *kv.values)}) == 6
+
+
+def test_knows_its_size() -> None:
+    kv = KVCache(CONFIG, 5, reference_backend(torch.bfloat16))
+    assert kv.num_bytes == sum(pages.nbytes for pages in (*kv.keys, *kv.values))
+    assert KVCache.bytes_per_block(CONFIG, torch.float32) == 2 * kv.num_bytes // 5
+    assert KVCache.bytes_per_block(replace(CONFIG, num_layers=6), torch.bfloat16) == 2 * kv.num_bytes // 5
