@@ -3,7 +3,7 @@
 from scheduler.batch import Batch, Sample, SamplingParams, StepOutput
 from scheduler.cohort import BASE, AdapterId, CohortKey, cohort_key
 from scheduler.core import Scheduler, SchedulerLimits
-from scheduler.events import Event
+from scheduler.events import Admitted, Event, Finished, Preempted
 from scheduler.request import Request
 
 PIRATE = AdapterId(1, "digest-of-pirate")
@@ -73,3 +73,21 @@ def run_dry(scheduler: Scheduler) -> list[Event]:
     while scheduler.num_requests:
         step(scheduler)
     return scheduler.take_events()
+
+
+def start(*requests: Request, scheduler: Scheduler | None = None) -> Scheduler:
+    """Add requests to a scheduler, a roomy one unless told otherwise, and return it."""
+    scheduler = scheduler or Scheduler(make_limits())
+    for request in requests:
+        scheduler.add(request, 0.0)
+        scheduler.validate()
+    return scheduler
+
+
+def ids_of(events: list[Event], kind: type[Admitted | Preempted | Finished]) -> list[int]:
+    return [event.request_id for event in events if isinstance(event, kind)]
+
+
+def finish_of(events: list[Event]) -> Finished:
+    (finish,) = [event for event in events if isinstance(event, Finished)]
+    return finish
