@@ -1,0 +1,35 @@
+"""The ASGI application, as a value made of lists: routes, errors, and what stands before them."""
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server import routes_adapters, routes_info, routes_native, routes_openai
+from server.door import Cors, Door, Gate
+from server.errors import KNOWN, PathUnknown, error_response
+
+
+def create_app(door: Door) -> Starlette:
+    """Return the application behind `door`. It answers at once, and serves when `door.engine` is set."""
+    app = Starlette(
+        routes=[*routes_info.routes, *routes_adapters.routes, *routes_native.routes, *routes_openai.routes],
+        middleware=[Middleware(Cors), Middleware(Gate, door=door)],
+        exception_handlers={
+            HTTPException: _unknown_path,
+            **dict.fromkeys(KNOWN, _answer_error),
+            Exception: _answer_error,
+        },
+    )
+    app.state.door = door
+    return app
+
+
+async def _answer_error(_request: Request, error: Exception) -> Response:
+    return error_response(error)
+
+
+async def _unknown_path(_request: Request, _error: Exception) -> Response:
+    # Starlette raises it for a path or a method that no route takes.
+    return error_response(PathUnknown())

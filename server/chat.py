@@ -1,0 +1,71 @@
+"""From chat messages to the text of a prompt: which messages are taken, and how a trailing answer is continued.
+
+The rules are llama-server's. The template itself is the model's, rendered by model/chat_template.py.
+"""
+
+from collections.abc import Mapping
+
+from server.engine import Engine
+from server.errors import BodyInvalid, FieldInvalid
+from server.fields import json_type
+from server.schemas import ChatFields
+
+
+def render_chat(engine: Engine, body: ChatFields) -> str:
+    """Return the prompt of a conversation. A trailing assistant message is left open, for the model to continue.
+    Raises RequestError.
+    """
+    if body.messages is None:
+        raise BodyInvalid("'messages' is required")
+    messages = [_read_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
+    variables = dict(body.chat_template_kwargs)
+    if body.reasoning_effort is not None:
+        variables["reasoning_effort"] = body.reasoning_effort
+    begun = _begun_answer(messages, body)
+    if begun is None:
+        return engine.render_chat(messages, add_generation_prompt=body.add_generation_prompt, variables=variables)
+    return engine.render_chat(messages[:-1], add_generation_prompt=True, variables=variables) + begun
+
+
+def _begun_answer(messages: list[dict[str, object]], body: ChatFields) -> str | None:
+    """Return the text that the answer is to continue, None where it starts afresh."""
+    is_assistant = [message["role"] == "assistant" for message in messages[-2:]]
+    if not is_assistant or not is_assistant[-1]:
+        if body.continue_final_message:
+            raise FieldInvalid("continue_final_message", "the last message must be the assistant's")
+        return None
+    if not body.add_generation_prompt and not body.continue_final_message:
+        return None
+    if is_assistant == [True, True]:
+        raise FieldInvalid("messages", "Cannot have 2 or more assistant messages at the end of the list.")
+    return str(messages[-1].get("content") or "")
+
+
+def _read_message(message: object, field: str) -> dict[str, object]:
+    if not isinstance(message, dict):
+        raise FieldInvalid(field, f"must be an object, but is {json_type(message)}")
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise FieldInvalid(f"{field}.role", f"must be a string, but is {json_type(role)}")
+    if message.get("content") is None and role != "assistant":
+        raise FieldInvalid(f"{field}.content", "All non-assistant messages must contain 'content'")
+    return {**message, "content": _read_content(message.get("content"), f"{field}.content")}
+
+
+def _read_content(content: object, field: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise FieldInvalid(field, f"must be a string or an array of parts, but is {json_type(content)}")
+    return "\n".join(_read_part(part, f"{field}[{index}]") for index, part in enumerate(content))
+
+
+def _read_part(part: object, field: str) -> str:
+    if not isinstance(part, Mapping):
+        raise FieldInvalid(field, f"must be an object, but is {json_type(part)}")
+    if part.get("type") != "text":
+        raise FieldInvalid(f"{field}.type", f'only "text" is supported, but got {part.get("type")!r}')
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise FieldInvalid(f"{field}.text", f"must be a string, but is {json_type(text)}")
+    return text

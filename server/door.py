@@ -1,0 +1,99 @@
+"""What every HTTP request passes before it reaches a route: CORS, the API key, and whether the model is there yet.
+
+Pure ASGI, so that streams and disconnects pass through untouched. Routes ask `engine_of` for the ready model.
+"""
+
+import secrets
+from dataclasses import dataclass, field
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.engine import Engine
+from server.errors import ApiKeyInvalid, ModelLoading, RequestError, error_response
+
+PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
+"""Need no API key."""
+
+
+@dataclass(slots=True)
+class Door:
+    """The state of the server as connections see it. One for each app."""
+
+    api_keys: frozenset[str] = field(default=frozenset(), repr=False)
+    engine: Engine | None = None
+    """None until the model is ready."""
+    is_closing: bool = False
+    """Whether the server shuts down: /health says so, and the step loop refuses new requests."""
+
+    def knows(self, headers: Headers) -> bool:
+        """Whether `headers` carry one of the API keys, or none is needed."""
+        if not self.api_keys:
+            return True
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        offered = token if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        return any(secrets.compare_digest(offered.strip().encode(), key.encode()) for key in self.api_keys)
+
+
+def engine_of(request: Request) -> Engine:
+    """Return the ready model; `Gate` lets no route run before there is one."""
+    door: Door = request.app.state.door
+    assert door.engine is not None
+    return door.engine
+
+
+class Gate:
+    """Lets requests in that carry a key, once the model is ready."""
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self.app = app
+        self.door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        if refusal is None:
+            await self.app(scope, receive, send)
+        else:
+            await error_response(refusal)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> RequestError | None:
+        if scope["path"] not in PUBLIC_PATHS and not self.door.knows(Headers(scope=scope)):
+            return ApiKeyInvalid()
+        return ModelLoading() if self.door.engine is None else None
+
+
+class Cors:
+    """Lets web pages of any origin use the API, as llama-server does: echoes the origin and answers every OPTIONS."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        origin = Headers(scope=scope).get("origin")
+
+        async def send_with_origin(message: Message) -> None:
+            if message["type"] == "http.response.start" and origin is not None:
+                headers = MutableHeaders(scope=message)
+                headers["Access-Control-Allow-Origin"] = origin
+                headers.add_vary_header("Origin")
+            await send(message)
+
+        if scope["method"] == "OPTIONS":
+            await _preflight()(scope, receive, send_with_origin)
+        else:
+            await self.app(scope, receive, send_with_origin)
+
+
+def _preflight() -> Response:
+    return Response(
+        headers={
+            "Access-Control-Allow-Credentials": "true",
+            "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
+            "Access-Control-Allow-Headers": "*",
+        }
+    )

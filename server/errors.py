@@ -1,0 +1,148 @@
+"""Which error becomes which HTTP status, and the one form every error answer has. No other file decides either.
+
+The form is llama-server's: `{"error": {"code": 400, "message": "…", "type": "invalid_request_error"}}`, which OpenAI's
+clients read as well. Streams that have begun carry the same object in a frame.
+
+RequestError
+├── BodyInvalid         the body is not what the route takes at all
+├── FieldInvalid        one field of it is
+├── ApiKeyInvalid
+├── PathUnknown
+├── FeatureOff          a setting switches the route off
+├── ModelLoading
+├── ServerClosing
+├── NoSlotFree
+└── GenerationFailed    the step that computed the request failed, or the server stopped before it was done
+"""
+
+import json
+
+from starlette.responses import Response
+
+from model.chat_template import TemplateError
+from scheduler.errors import PromptRefused, PromptTooLong, Unavailable
+
+RETRY_AFTER_S = 1
+"""What a refused client is told to wait: a full queue of a small server moves within a second."""
+
+
+class RequestError(Exception):
+    """A request that gets an error answer; the message is for the client."""
+
+
+class BodyInvalid(RequestError):
+    """The body cannot be read, or has the wrong outer form."""
+
+
+class FieldInvalid(RequestError):
+    """A field has a value that cannot be honoured."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"Field '{field}': {reason}")
+        self.field = field
+
+
+class ApiKeyInvalid(RequestError):
+    """The request carries no API key, or one that the server does not know."""
+
+    def __init__(self) -> None:
+        super().__init__("Invalid API Key")
+
+
+class PathUnknown(RequestError):
+    """There is no such path, or it does not take this method."""
+
+    def __init__(self) -> None:
+        super().__init__("File Not Found")
+
+
+class FeatureOff(RequestError):
+    """The route exists, and a setting has switched it off."""
+
+
+class ModelLoading(RequestError):
+    """The server listens already, and the model is not ready yet."""
+
+    def __init__(self) -> None:
+        super().__init__("Loading model")
+
+
+class ServerClosing(RequestError):
+    """The server takes no new requests and ends soon."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down")
+
+
+class NoSlotFree(RequestError):
+    """Every slot is in use, and the client asked to be told so."""
+
+    def __init__(self) -> None:
+        super().__init__("no slot available")
+
+
+class GenerationFailed(RequestError):
+    """An accepted request ended without its answer."""
+
+
+_TABLE: dict[type[Exception], tuple[int, str]] = {
+    BodyInvalid: (400, "invalid_request_error"),
+    FieldInvalid: (400, "invalid_request_error"),
+    TemplateError: (400, "invalid_request_error"),
+    PromptTooLong: (400, "exceed_context_size_error"),
+    PromptRefused: (400, "invalid_request_error"),
+    ApiKeyInvalid: (401, "authentication_error"),
+    PathUnknown: (404, "not_found_error"),
+    GenerationFailed: (500, "server_error"),
+    FeatureOff: (501, "not_supported_error"),
+    ModelLoading: (503, "unavailable_error"),
+    ServerClosing: (503, "unavailable_error"),
+    NoSlotFree: (503, "unavailable_error"),
+    Unavailable: (503, "unavailable_error"),
+}
+
+KNOWN: tuple[type[Exception], ...] = tuple(_TABLE)
+"""Every exception that has a row in the table."""
+
+
+def status_of(error: Exception) -> tuple[int, str]:
+    """Return the HTTP status and the error type of `error`; 500 for one that has no row in the table."""
+    for kind in type(error).__mro__:
+        if issubclass(kind, Exception) and kind in _TABLE:
+            return _TABLE[kind]
+    return 500, "server_error"
+
+
+def error_body(error: Exception) -> dict[str, object]:
+    """Return the JSON object that tells a client about `error`."""
+    status, kind = status_of(error)
+    message = str(error) if isinstance(error, KNOWN) else "internal error; the server's log has the details"
+    body: dict[str, object] = {"code": status, "message": message, "type": kind}
+    if isinstance(error, PromptTooLong):
+        body["n_prompt_tokens"] = error.num_tokens
+        body["n_ctx"] = error.max_context
+    return {"error": body}
+
+
+def error_response(error: Exception) -> Response:
+    """Return the answer to a request that ended in `error` before any of its answer was sent."""
+    status, _ = status_of(error)
+    response = JsonResponse(error_body(error), status_code=status)
+    if status == 503:
+        response.headers["Retry-After"] = str(RETRY_AFTER_S)
+    return response
+
+
+class JsonResponse(Response):
+    """A JSON answer with llama-server's content type."""
+
+    media_type = "application/json; charset=utf-8"
+
+    def render(self, content: object) -> bytes:
+        """Return `content` as JSON text; NaN and infinity are bugs here."""
+        return dump_json(content)
+
+
+def dump_json(content: object) -> bytes:
+    """Return `content` as compact JSON in UTF-8."""
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

@@ -1,0 +1,95 @@
+"""The types of JSON fields, with llama-server's words for what is wrong with a value. Knows no request."""
+
+import math
+from collections.abc import Callable
+from typing import Annotated, TypeAlias
+
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
+
+MAX_INT32 = 2**31 - 1
+
+
+def json_type(value: object) -> str:
+    """Return what JSON calls the type of `value`."""
+    if value is None:
+        return "null"
+    for kinds, name in (
+        ((bool,), "boolean"),
+        ((int, float), "number"),
+        ((str,), "string"),
+        ((list,), "array"),
+        ((dict,), "object"),
+    ):
+        if isinstance(value, kinds):
+            return name
+    raise AssertionError(f"{type(value)} does not come from JSON")
+
+
+def refuse(reason: str) -> PydanticCustomError:
+    """Return the error of a field, with braces made safe for pydantic's templates."""
+    return PydanticCustomError("field", "{reason}", {"reason": reason})
+
+
+def _number(value: object) -> int | float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise refuse(f"type must be number, but is {json_type(value)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise refuse(f"must be a finite number, but got {value}")
+    return value
+
+
+def whole(low: int = -MAX_INT32 - 1, high: int = MAX_INT32) -> BeforeValidator:
+    """A whole number within bounds. 5.0 is one; true and "5" are not."""
+
+    def read(value: object) -> int:
+        number = _number(value)
+        if number != int(number):
+            raise refuse(f"must be a whole number, but got {number}")
+        return int(_within(number, low, high))
+
+    return BeforeValidator(read)
+
+
+def real(low: float = -math.inf, high: float = math.inf) -> BeforeValidator:
+    """A finite number within bounds."""
+
+    def read(value: object) -> float:
+        try:
+            return float(_within(_number(value), low, high))
+        except OverflowError:
+            raise refuse("must be a number that float64 can hold") from None
+
+    return BeforeValidator(read)
+
+
+def _within(number: float, low: float, high: float) -> float:
+    if not low <= number <= high:
+        if high == math.inf:
+            raise refuse(f"Value must be at least {low}, but got {number}")
+        raise refuse(f"Value must be between {low} <= value <= {high}, but got {number}")
+    return number
+
+
+def _typed(kind: type, name: str) -> Callable[[object], object]:
+    def read(value: object) -> object:
+        if not isinstance(value, kind):
+            raise refuse(f"type must be {name}, but is {json_type(value)}")
+        return value
+
+    return read
+
+
+def _text_or_texts(value: object) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise refuse(f"must be a string or an array of strings, but is {json_type(value)}")
+    return tuple(texts)
+
+
+Flag: TypeAlias = Annotated[bool, BeforeValidator(_typed(bool, "boolean"))]
+Text: TypeAlias = Annotated[str, BeforeValidator(_typed(str, "string"))]
+JsonObject: TypeAlias = Annotated[dict[str, object], BeforeValidator(_typed(dict, "object"))]
+JsonArray: TypeAlias = Annotated[list[object], BeforeValidator(_typed(list, "array"))]
+Texts: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_text_or_texts)]
+"""One string or several."""

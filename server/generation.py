@@ -1,0 +1,204 @@
+"""From a validated body to scheduler requests: tokens, sampling, seeds, limits. Submits nothing."""
+
+import asyncio
+import math
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from model.tokenizer import Tokenizer
+from scheduler.batch import SamplingParams
+from scheduler.request import Request
+from server.engine import Engine
+from server.errors import BodyInvalid, FieldInvalid
+from server.fields import json_type
+from server.schemas import GenerationBody
+
+Prompt: TypeAlias = tuple[int | str, ...]
+"""Token ids and texts in order."""
+
+RANDOM_SEED = 2**32 - 1
+"""llama-server's -1 as an unsigned number: choose one."""
+_LONG_TEXT = 8192
+"""Characters from which a text is tokenised off the event loop, where it would delay everybody's tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer to generate: the request, and which prompt and which of its `n` choices it is."""
+
+    index: int
+    prompt_index: int
+    request: Request
+
+
+def read_prompts(value: object) -> list[Prompt]:
+    """Return the prompts in the field `prompt`: a text, token ids, a mixed list, `{"prompt_string"}`, or a list of
+    these. Raises FieldInvalid.
+    """
+    if value is None:
+        raise FieldInvalid("prompt", "is required")
+    if not isinstance(value, list):
+        return [read_prompt(value, "prompt")]
+    if not value:
+        raise BodyInvalid('"prompt" must not be empty')
+    if any(is_id(item) for item in value):
+        return [read_prompt(value, "prompt")]
+    return [read_prompt(item, f"prompt[{index}]") for index, item in enumerate(value)]
+
+
+def read_prompt(value: object, field: str) -> Prompt:
+    """Return the one prompt that `value` is. Raises FieldInvalid."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, dict):
+        if value.get("multimodal_data"):
+            raise FieldInvalid(f"{field}.multimodal_data", "is not supported; this server takes text only")
+        return read_prompt(value.get("prompt_string"), f"{field}.prompt_string")
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            if not is_id(item) and not isinstance(item, str):
+                raise FieldInvalid(f"{field}[{index}]", f"must be a token id or a string, but is {json_type(item)}")
+        return tuple(value)
+    raise FieldInvalid(
+        field,
+        "must be a string, an array of token ids and strings, or an object with 'prompt_string', "
+        f"but is {json_type(value)}",
+    )
+
+
+def is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+async def encode_prompt(
+    tokenizer: Tokenizer, prompt: Prompt, field: str = "prompt", *, add_special: bool = True, parse_special: bool = True
+) -> tuple[int, ...]:
+    """Return the tokens of `prompt`. With `add_special` a text at its beginning gets the model's BOS, where the
+    model adds one; with `parse_special` the text of a special token is that token. Raises FieldInvalid.
+    """
+
+    def encode() -> tuple[int, ...]:
+        ids: list[int] = []
+        for index, part in enumerate(prompt):
+            if isinstance(part, str):
+                ids += tokenizer.encode(part, add_special=add_special and index == 0, parse_special=parse_special)
+            else:
+                ids.append(checked_token_id(tokenizer, part, f"{field}[{index}]"))
+        return tuple(ids)
+
+    if sum(len(part) for part in prompt if isinstance(part, str)) < _LONG_TEXT:
+        return encode()
+    return await asyncio.to_thread(encode)
+
+
+def checked_token_id(tokenizer: Tokenizer, token_id: int, field: str) -> int:
+    """Return `token_id` where the model has such a token. Raises FieldInvalid."""
+    if not 0 <= token_id < tokenizer.vocab_size:
+        raise FieldInvalid(field, f"must be a token id, 0 to {tokenizer.vocab_size - 1}, but got {token_id}")
+    return token_id
+
+
+def make_choices(engine: Engine, body: GenerationBody, prompts: Sequence[tuple[int, ...]]) -> list[Choice]:
+    """Return one request for each of the `n` choices of each prompt, in the order of the answer. Raises
+    FieldInvalid.
+    """
+    num_slots = engine.loop.scheduler.limits.num_slots
+    if body.n > num_slots:
+        raise FieldInvalid("n_cmpl", f"Value must be between 1 <= value <= {num_slots}, but got {body.n}")
+    if body.best_of is not None and body.best_of not in (1, body.n):
+        raise FieldInvalid("best_of", f"is supported only as 1 or as n, which is {body.n}, but got {body.best_of}")
+    key = engine.adapters.resolve(body.lora, body.model)
+    sampling = _sampling(engine, body)
+    max_new_tokens = _max_new_tokens(engine, body)
+    eog_ids: frozenset[int] = frozenset() if body.ignore_eos else engine.tokenizer.eog_ids
+    return [
+        Choice(
+            index=prompt_index * body.n + choice_index,
+            prompt_index=prompt_index,
+            request=Request(
+                request_id=engine.loop.next_request_id(),
+                key=key,
+                prompt=prompt,
+                sampling=replace(sampling, seed=(sampling.seed + choice_index) % RANDOM_SEED),
+                max_new_tokens=max_new_tokens,
+                eog_ids=eog_ids,
+                slot_id_wanted=None if body.id_slot < 0 else body.id_slot % num_slots,
+                reuse_prefix=body.cache_prompt,
+            ),
+        )
+        for prompt_index, prompt in enumerate(prompts)
+        for choice_index in range(body.n)
+    ]
+
+
+def _max_new_tokens(engine: Engine, body: GenerationBody) -> int:
+    wanted = engine.settings.n_predict if body.n_predict is None else body.n_predict
+    # llama-server generates one token where 0 are asked for. Without a limit the context is one.
+    return engine.model.n_ctx if wanted < 0 else max(wanted, 1)
+
+
+def _sampling(engine: Engine, body: GenerationBody) -> SamplingParams:
+    default = engine.default_sampling
+    return SamplingParams(
+        temperature=default.temperature if body.temperature is None else max(body.temperature, 0.0),
+        top_k=default.top_k if body.top_k is None else max(body.top_k, 0),
+        top_p=default.top_p if body.top_p is None else body.top_p,
+        min_p=default.min_p if body.min_p is None else body.min_p,
+        min_keep=body.min_keep,
+        repeat_last_n=default.repeat_last_n if body.repeat_last_n is None else body.repeat_last_n,
+        repeat_penalty=default.repeat_penalty if body.repeat_penalty is None else body.repeat_penalty,
+        presence_penalty=default.presence_penalty if body.presence_penalty is None else body.presence_penalty,
+        frequency_penalty=default.frequency_penalty if body.frequency_penalty is None else body.frequency_penalty,
+        logit_bias=_logit_bias(engine.tokenizer, body),
+        seed=_seed(default.seed if body.seed is None else body.seed),
+        num_logprobs=body.num_logprobs,
+    )
+
+
+def _seed(wanted: int) -> int:
+    seed = wanted % 2**32
+    return secrets.randbelow(RANDOM_SEED) if seed == RANDOM_SEED else seed
+
+
+def _logit_bias(tokenizer: Tokenizer, body: GenerationBody) -> tuple[tuple[int, float], ...]:
+    bias: dict[int, float] = {}
+    for token_id, value, field in _bias_entries(tokenizer, body.logit_bias):
+        bias[checked_token_id(tokenizer, token_id, field)] = _bias_value(value, field)
+    if body.ignore_eos:
+        bias.update((token_id, -math.inf) for token_id in tokenizer.eog_ids)
+    return tuple(sorted(bias.items()))
+
+
+def _bias_entries(tokenizer: Tokenizer, value: object) -> Iterator[tuple[int, object, str]]:
+    """Yield (token id, bias, name of the entry): `[[id or text, number or false], …]` or `{"id or text": number or
+    false}`.
+    """
+    entries = list(value.items()) if isinstance(value, dict) else value
+    if entries is None:
+        return
+    if not isinstance(entries, list):
+        raise FieldInvalid("logit_bias", f"must be an array of pairs or an object, but is {json_type(value)}")
+    for index, entry in enumerate(entries):
+        field = f"logit_bias[{index}]"
+        if not isinstance(entry, list | tuple) or len(entry) != 2:
+            raise FieldInvalid(field, "must be a pair of a token and its bias")
+        token, bias = entry
+        if isinstance(value, dict) and token.isdecimal():
+            token = int(token)
+        if is_id(token):
+            yield token, bias, field
+        elif isinstance(token, str):
+            for token_id in tokenizer.encode(token, add_special=False, parse_special=True):
+                yield token_id, bias, field
+        else:
+            raise FieldInvalid(field, f"must name a token by id or text, but got {json_type(token)}")
+
+
+def _bias_value(value: object, field: str) -> float:
+    if value is False:
+        return -math.inf
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= 1e30:
+        raise FieldInvalid(field, f"the bias must be a finite number or false, but got {value}")
+    return float(value)

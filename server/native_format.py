@@ -1,0 +1,196 @@
+"""How an answer looks in llama-server's native form (`/completion`). Source: that server's documentation; key order
+as there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scheduler.batch import Sample, SamplingParams
+from scheduler.events import FinishReason
+from server.engine import Engine
+from server.schemas import GenerationBody
+from server.streaming import Json
+from server.transcript import Piece, Transcript
+
+_STOP_TYPES = {FinishReason.EOS: "eos", FinishReason.WORD: "word", FinishReason.LIMIT: "limit"}
+_LOWEST_LOGPROB = -3.4e38
+"""Stands for the logarithm of 0, which JSON cannot hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeDialect:
+    """Frames and bodies of `/completion`."""
+
+    engine: Engine
+    body: GenerationBody
+    has_many: bool
+    """Whether the answer is an array: several prompts, or several choices."""
+    end_of_stream: bytes = b""
+
+    def opening(self, transcript: Transcript) -> list[Json]:
+        """Nothing precedes the first token."""
+        return []
+
+    def partial(self, transcript: Transcript, piece: Piece) -> list[Json]:
+        """One frame a piece."""
+        frame: Json = {
+            "index": transcript.choice.index,
+            "content": piece.text,
+            "tokens": [sample.token_id for sample in piece.samples],
+            "stop": False,
+            "id_slot": transcript.slot_id,
+            "tokens_predicted": transcript.num_generated,
+            "tokens_evaluated": transcript.num_prompt,
+        }
+        if self.body.timings_per_token:
+            frame["timings"] = timings(transcript)
+        if self.body.num_logprobs:
+            frame["completion_probabilities"] = [probability(self.engine, sample) for sample in piece.samples]
+        return [frame]
+
+    def closing(self, transcript: Transcript) -> list[Json]:
+        """The final object, with the text left out: it was sent."""
+        return [select(self._result(transcript, is_stream=True), self.body.response_fields)]
+
+    def summary(self, transcripts: Sequence[Transcript]) -> list[Json]:
+        """Nothing follows the final objects."""
+        return []
+
+    def whole(self, transcripts: Sequence[Transcript]) -> Json | list[Json]:
+        """One object, or an array of them."""
+        results = [
+            select(self._result(transcript, is_stream=False), self.body.response_fields) for transcript in transcripts
+        ]
+        return results if self.has_many else results[0]
+
+    def _result(self, transcript: Transcript, *, is_stream: bool) -> Json:
+        request = transcript.request
+        assert transcript.reason is not None
+        tokens = transcript.token_ids if self.body.return_tokens and not is_stream else []
+        result: Json = {
+            "index": transcript.choice.index,
+            "content": "" if is_stream else transcript.text,
+            "tokens": tokens,
+            "id_slot": transcript.slot_id,
+            "stop": True,
+            "model": self.engine.model.name,
+            "tokens_predicted": transcript.num_generated,
+            "tokens_evaluated": transcript.num_prompt,
+            "generation_settings": generation_settings(self.engine, self.body, transcript),
+            "prompt": self.engine.tokenizer.decode(request.prompt),
+            "has_new_line": "\n" in transcript.text,
+            "truncated": False,
+            "stop_type": _STOP_TYPES.get(transcript.reason, "none"),
+            "stopping_word": transcript.stopping_word,
+            "tokens_cached": transcript.num_prompt + max(transcript.num_generated - 1, 0),
+            "timings": timings(transcript),
+        }
+        if self.body.num_logprobs and not is_stream:
+            result["completion_probabilities"] = [probability(self.engine, sample) for sample in transcript.samples]
+        return result
+
+
+def select(result: Json, paths: Sequence[str]) -> Json:
+    """Return only the values at `paths` (`"timings/prompt_n"`), under those paths as keys; all of `result` where
+    there are none.
+    """
+    if not paths:
+        return result
+    selected: Json = {}
+    for path in paths:
+        value: object = result
+        for name in path.split("/"):
+            if not isinstance(value, dict) or name not in value:
+                break
+            value = value[name]
+        else:
+            selected[path] = value
+    return selected
+
+
+def timings(transcript: Transcript) -> Json:
+    """Return what the prompt and the generation took. Rates of the generation leave the first token out: it came
+    with the prompt.
+    """
+    num_cached = transcript.request.num_cached
+    num_computed = transcript.num_prompt - num_cached
+    num_steps = max(transcript.num_generated - 1, 0)
+    prompt_ms, generation_ms = transcript.prompt_ms, transcript.generation_ms
+    return {
+        "cache_n": num_cached,
+        "prompt_n": num_computed,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": _ratio(prompt_ms, num_computed),
+        "prompt_per_second": _ratio(1000 * num_computed, prompt_ms),
+        "predicted_n": transcript.num_generated,
+        "predicted_ms": generation_ms,
+        "predicted_per_token_ms": _ratio(generation_ms, num_steps),
+        "predicted_per_second": _ratio(1000 * num_steps, generation_ms),
+    }
+
+
+def _ratio(amount: float, divisor: float) -> float:
+    return amount / divisor if divisor else 0.0
+
+
+def probability(engine: Engine, sample: Sample) -> Json:
+    """Return a generated token with its log-probability and the most likely alternatives."""
+    assert sample.logprob is not None
+    top = [_token(engine, item.token_id, item.logprob) for item in sample.top_logprobs]
+    return {**_token(engine, sample.token_id, sample.logprob), "top_logprobs": top}
+
+
+def _token(engine: Engine, token_id: int, logprob: float) -> Json:
+    piece = engine.tokenizer.piece(token_id)
+    return {
+        "id": token_id,
+        "token": piece.decode("utf-8", errors="replace"),
+        "bytes": list(piece),
+        "logprob": max(logprob, _LOWEST_LOGPROB),
+    }
+
+
+def generation_settings(engine: Engine, body: GenerationBody, transcript: Transcript) -> Json:
+    """Return what the answer was generated with: resolved seed and defaults, and the effective adapter list."""
+    request = transcript.request
+    return {
+        **sampling_settings(request.sampling),
+        "stop": list(body.stop),
+        "max_tokens": request.max_new_tokens,
+        "n_predict": request.max_new_tokens,
+        "ignore_eos": body.ignore_eos,
+        "stream": body.stream,
+        "logit_bias": [
+            {"bias": None if bias == float("-inf") else bias, "token": token_id}
+            for token_id, bias in request.sampling.logit_bias
+        ],
+        "n_probs": request.sampling.num_logprobs or 0,
+        "min_keep": request.sampling.min_keep,
+        "samplers": ["penalties", "top_k", "top_p", "min_p", "temperature"],
+        "timings_per_token": body.timings_per_token,
+        "post_sampling_probs": False,
+        "lora": engine.adapters.scales_of(request.key),
+    }
+
+
+def sampling_settings(sampling: SamplingParams) -> Json:
+    """Return the samplers' settings under llama-server's names; of samplers that this server lacks, the value that
+    means off.
+    """
+    return {
+        "seed": sampling.seed,
+        "temperature": sampling.temperature,
+        "dynatemp_range": 0.0,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "top_n_sigma": -1.0,
+        "xtc_probability": 0.0,
+        "typical_p": 1.0,
+        "repeat_last_n": sampling.repeat_last_n,
+        "repeat_penalty": sampling.repeat_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "dry_multiplier": 0.0,
+        "mirostat": 0,
+    }

@@ -1,0 +1,131 @@
+"""How an answer looks in OpenAI's two forms, text completion and chat, with the additions that llama-server makes. Key
+order as there.
+
+Unlike llama-server, a stream carries usage only where it was asked for: some load tools take every chunk for a token.
+"""
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from scheduler.batch import Sample
+from scheduler.events import FinishReason
+from server.engine import Engine
+from server.native_format import probability, timings
+from server.schemas import GenerationBody
+from server.streaming import Json
+from server.transcript import Piece, Transcript
+from server.version import BUILD
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIDialect:
+    """Frames and bodies of `/v1/completions` and `/v1/chat/completions`."""
+
+    engine: Engine
+    body: GenerationBody
+    form: Literal["text", "chat"]
+    end_of_stream: bytes = DONE
+    answer_id: str = field(default_factory=lambda: "chatcmpl-" + secrets.token_hex(16))
+    created_s: int = field(default_factory=lambda: int(time.time()))
+
+    def opening(self, transcript: Transcript) -> list[Json]:
+        """In chat the role comes first."""
+        if self.form == "text":
+            return []
+        return [self._chunk(transcript, {"role": "assistant", "content": None}, None, [])]
+
+    def partial(self, transcript: Transcript, piece: Piece) -> list[Json]:
+        """One chunk a piece of text."""
+        if not piece.text:
+            return []
+        delta: Json = {"content": piece.text} if self.form == "chat" else {"text": piece.text}
+        chunk = self._chunk(transcript, delta, None, piece.samples)
+        if self.body.stream_options.continuous_usage_stats:
+            chunk["usage"] = usage([transcript])
+        if self.body.timings_per_token:
+            chunk["timings"] = timings(transcript)
+        return [chunk]
+
+    def closing(self, transcript: Transcript) -> list[Json]:
+        """The chunk with the reason, and no text."""
+        delta: Json = {} if self.form == "chat" else {"text": ""}
+        chunk = self._chunk(transcript, delta, finish_reason(transcript), [])
+        if self.body.stream_options.continuous_usage_stats:
+            chunk["usage"] = usage([transcript])
+        if not self.body.stream_options.include_usage:
+            chunk["timings"] = timings(transcript)
+        return [chunk]
+
+    def summary(self, transcripts: Sequence[Transcript]) -> list[Json]:
+        """The usage of all choices, without choices, where it was asked for."""
+        if not self.body.stream_options.include_usage:
+            return []
+        return [self._envelope([], is_chunk=True) | {"usage": usage(transcripts), "timings": timings(transcripts[-1])}]
+
+    def whole(self, transcripts: Sequence[Transcript]) -> Json:
+        """One object with all choices."""
+        choices = [self._choice(transcript) for transcript in transcripts]
+        envelope = self._envelope(choices, is_chunk=False)
+        answer_id = envelope.pop("id")
+        return {**envelope, "usage": usage(transcripts), "id": answer_id, "timings": timings(transcripts[0])}
+
+    def _choice(self, transcript: Transcript) -> Json:
+        logprobs = self._logprobs(transcript.samples)
+        reason = finish_reason(transcript)
+        index = transcript.choice.index
+        if self.form == "text":
+            return {"text": transcript.text, "index": index, "logprobs": logprobs, "finish_reason": reason}
+        message = {"role": "assistant", "content": transcript.text}
+        choice: Json = {"finish_reason": reason, "index": index, "message": message}
+        return choice | {"logprobs": logprobs} if logprobs is not None else choice
+
+    def _chunk(self, transcript: Transcript, delta: Json, reason: str | None, samples: Sequence[Sample]) -> Json:
+        logprobs = self._logprobs(samples) if samples else None
+        index = transcript.choice.index
+        if self.form == "text":
+            choice: Json = {**delta, "index": index, "logprobs": logprobs, "finish_reason": reason}
+        else:
+            choice = {"finish_reason": reason, "index": index, "delta": delta}
+            if logprobs is not None:
+                choice["logprobs"] = logprobs
+        return self._envelope([choice], is_chunk=True)
+
+    def _envelope(self, choices: list[Json], *, is_chunk: bool) -> Json:
+        kind = "text_completion" if self.form == "text" else "chat.completion.chunk" if is_chunk else "chat.completion"
+        model = self.body.model if self.engine.adapters.names_adapter(self.body.model) else self.engine.model.name
+        return {
+            "choices": choices,
+            "created": self.created_s,
+            "model": model,
+            "system_fingerprint": BUILD,
+            "object": kind,
+            "id": self.answer_id,
+        }
+
+    def _logprobs(self, samples: Sequence[Sample]) -> Json | None:
+        if self.body.num_logprobs is None:
+            return None
+        return {"content": [probability(self.engine, sample) for sample in samples]}
+
+
+def finish_reason(transcript: Transcript) -> str:
+    """Return OpenAI's word for why the answer ended."""
+    return "length" if transcript.reason is FinishReason.LIMIT else "stop"
+
+
+def usage(transcripts: Sequence[Transcript]) -> Json:
+    """Return the token counts of the answers together. A prompt counts once, however many choices it has."""
+    prompts = {transcript.choice.prompt_index: transcript for transcript in reversed(transcripts)}
+    num_prompt = sum(transcript.num_prompt for transcript in prompts.values())
+    num_generated = sum(transcript.num_generated for transcript in transcripts)
+    return {
+        "completion_tokens": num_generated,
+        "prompt_tokens": num_prompt,
+        "total_tokens": num_prompt + num_generated,
+        "prompt_tokens_details": {"cached_tokens": sum(item.request.num_cached for item in prompts.values())},
+    }

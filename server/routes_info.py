@@ -1,0 +1,168 @@
+"""What the server says about itself: health, models, props, slots, metrics. Reads the engine and changes nothing."""
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from scheduler.request import Request as GenerationRequest
+from server.door import Door, engine_of
+from server.engine import Engine
+from server.errors import FeatureOff, JsonResponse, NoSlotFree, ServerClosing
+from server.native_format import sampling_settings
+from server.streaming import Json
+from server.version import BUILD
+
+
+async def health(request: Request) -> Response:
+    """Say whether new requests are taken."""
+    door: Door = request.app.state.door
+    if door.is_closing:
+        raise ServerClosing
+    return JsonResponse({"status": "ok"})
+
+
+async def models(request: Request) -> Response:
+    """List the base model, then the adapters by name; in `models` what llama-server's clients read."""
+    engine = engine_of(request)
+    card = engine.model
+    entry: Json = {
+        "name": card.name,
+        "model": card.name,
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": [""],
+        "capabilities": ["completion"],
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": card.format,
+            "family": card.family,
+            "families": [card.family],
+            "parameter_size": _in_words(card.n_params),
+            "quantization_level": card.file_type,
+        },
+    }
+    return JsonResponse({"models": [entry], "object": "list", "data": _served_models(engine)})
+
+
+def _served_models(engine: Engine) -> list[Json]:
+    card = engine.model
+    common: Json = {"object": "model", "created": int(time.time()), "owned_by": "cohort", "max_model_len": card.n_ctx}
+    meta: Json = {
+        "n_vocab": card.n_vocab,
+        "n_ctx": card.n_ctx,
+        "n_ctx_train": card.n_ctx_train,
+        "n_embd": card.n_embd,
+        "n_params": card.n_params,
+        "size": card.num_bytes,
+        "ftype": card.file_type,
+    }
+    base: Json = {"id": card.name, "aliases": list(card.names), "tags": [], **common, "root": card.path, "parent": None}
+    adapters: list[Json] = [
+        {"id": adapter.name, **common, "root": adapter.path, "parent": card.name}
+        for adapter in engine.adapters.adapters
+    ]
+    return [{**base, "meta": meta}, *adapters]
+
+
+def _in_words(num_params: int) -> str:
+    return f"{num_params / 1e9:.2f}B" if num_params >= 1e9 else f"{num_params / 1e6:.0f}M"
+
+
+async def props(request: Request) -> Response:
+    """Say how the server is set up."""
+    engine = engine_of(request)
+    card, settings = engine.model, engine.settings
+    sampling = sampling_settings(engine.default_sampling)
+    return JsonResponse(
+        {
+            "default_generation_settings": {
+                "params": {**sampling, "n_predict": settings.n_predict, "lora": _current_lora(engine)},
+                "n_ctx": card.n_ctx,
+            },
+            "total_slots": engine.loop.scheduler.limits.num_slots,
+            "model_alias": card.name,
+            "model_ftype": card.file_type,
+            "model_path": card.path,
+            "modalities": {"vision": False, "video": False, "audio": False},
+            "endpoint_slots": settings.slots,
+            "endpoint_props": False,
+            "endpoint_metrics": settings.metrics,
+            "chat_template": engine.chat_template.source if engine.chat_template else "",
+            "bos_token": engine.tokenizer.bos_text,
+            "eos_token": engine.tokenizer.eos_text,
+            "build_info": BUILD,
+            "is_sleeping": False,
+        }
+    )
+
+
+def _current_lora(engine: Engine) -> list[Json]:
+    return engine.adapters.scales_of(engine.adapters.current_key)
+
+
+async def slots(request: Request) -> Response:
+    """Show what each slot does. `?fail_on_no_slot=1` turns "none is idle" into a 503."""
+    engine = engine_of(request)
+    if not engine.settings.slots:
+        raise FeatureOff("This server does not support slots endpoint. Start it without `--no-slots`")
+    running = engine.loop.scheduler.running
+    num_slots = engine.loop.scheduler.limits.num_slots
+    if request.query_params.get("fail_on_no_slot") and len(running) == num_slots:
+        raise NoSlotFree
+    return JsonResponse([_slot(engine, slot_id, running.get(slot_id)) for slot_id in range(num_slots)])
+
+
+def _slot(engine: Engine, slot_id: int, request: GenerationRequest | None) -> Json:
+    slot: Json = {
+        "id": slot_id,
+        "n_ctx": engine.model.n_ctx,
+        "speculative": False,
+        "is_processing": request is not None,
+    }
+    if request is None:
+        return slot
+    num_prompt = len(request.prompt)
+    return slot | {
+        "id_task": request.request_id,
+        "n_prompt_tokens": num_prompt,
+        "n_prompt_tokens_processed": max(min(request.num_computed, num_prompt) - request.num_cached, 0),
+        "n_prompt_tokens_cache": request.num_cached,
+        "params": {
+            **sampling_settings(request.sampling),
+            "n_predict": request.max_new_tokens,
+            "lora": engine.adapters.scales_of(request.key),
+        },
+        "next_token": [
+            {
+                "has_next_token": True,
+                "n_remain": request.max_new_tokens - len(request.output),
+                "n_decoded": len(request.output),
+            }
+        ],
+    }
+
+
+async def metrics(request: Request) -> Response:
+    """Expose the metrics to Prometheus, in the format it asks for."""
+    engine = engine_of(request)
+    if not engine.settings.metrics:
+        raise FeatureOff("This server does not support metrics endpoint. Start it without `--no-metrics`")
+    body, content_type = engine.metrics.render(request.headers.get("accept", ""))
+    return Response(body, headers={"content-type": content_type})
+
+
+routes = [
+    Route("/health", health, methods=["GET"]),
+    Route("/v1/health", health, methods=["GET"]),
+    Route("/models", models, methods=["GET"]),
+    Route("/v1/models", models, methods=["GET"]),
+    Route("/props", props, methods=["GET"]),
+    Route("/slots", slots, methods=["GET"]),
+    Route("/metrics", metrics, methods=["GET"]),
+]

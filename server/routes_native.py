@@ -1,0 +1,77 @@
+"""llama-server's own routes: /completion, /tokenize, /detokenize, /apply-template."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from server.chat import render_chat
+from server.door import engine_of
+from server.errors import FieldInvalid, JsonResponse
+from server.fields import json_type
+from server.generation import checked_token_id, encode_prompt, is_id, make_choices, read_prompt, read_prompts
+from server.native_format import NativeDialect
+from server.schemas import ChatFields, CompletionBody, DetokenizeBody, TokenizeBody, read_body
+from server.streaming import Answer
+
+
+async def completion(request: Request) -> Answer:
+    """Complete one or several prompts."""
+    engine = engine_of(request)
+    body = await read_body(request, CompletionBody, engine.unknown_fields)
+    prompts = [await encode_prompt(engine.tokenizer, prompt) for prompt in read_prompts(body.prompt)]
+    choices = make_choices(engine, body, prompts)
+    return Answer(engine, choices, body.stop, NativeDialect(engine, body, has_many=len(choices) > 1), body.stream)
+
+
+async def tokenize(request: Request) -> Response:
+    """Turn text, or a list of texts and token ids, into tokens."""
+    engine = engine_of(request)
+    body = await read_body(request, TokenizeBody, engine.unknown_fields)
+    ids: tuple[int, ...] = ()
+    if body.content is not None:
+        prompt = read_prompt(body.content, "content")
+        ids = await encode_prompt(
+            engine.tokenizer, prompt, "content", add_special=body.add_special, parse_special=body.parse_special
+        )
+    if not body.with_pieces:
+        return JsonResponse({"tokens": ids})
+    pieces = [{"id": token_id, "piece": _piece(engine.tokenizer.piece(token_id))} for token_id in ids]
+    return JsonResponse({"tokens": pieces})
+
+
+def _piece(text: bytes) -> str | list[int]:
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return list(text)
+
+
+async def detokenize(request: Request) -> Response:
+    """Turn tokens into text, special tokens included. `prompt` is the same text under the name that vLLM's clients
+    read.
+    """
+    engine = engine_of(request)
+    body = await read_body(request, DetokenizeBody, engine.unknown_fields)
+    ids = []
+    for index, token_id in enumerate(body.tokens):
+        if not isinstance(token_id, int) or not is_id(token_id):
+            raise FieldInvalid(f"tokens[{index}]", f"must be a token id, but is {json_type(token_id)}")
+        ids.append(checked_token_id(engine.tokenizer, token_id, f"tokens[{index}]"))
+    text = engine.tokenizer.decode(ids)
+    return JsonResponse({"content": text, "prompt": text})
+
+
+async def apply_template(request: Request) -> Response:
+    """Render chat messages into the prompt they would make."""
+    engine = engine_of(request)
+    body = await read_body(request, ChatFields, engine.unknown_fields)
+    return JsonResponse({"prompt": render_chat(engine, body)})
+
+
+routes = [
+    Route("/completion", completion, methods=["POST"]),
+    Route("/completions", completion, methods=["POST"]),
+    Route("/tokenize", tokenize, methods=["POST"]),
+    Route("/detokenize", detokenize, methods=["POST"]),
+    Route("/apply-template", apply_template, methods=["POST"]),
+]

@@ -1,0 +1,200 @@
+"""The bodies of requests: which fields there are, their types and bounds. null is absent; what the values mean is
+decided elsewhere.
+
+Source: llama-server's documented fields, and the fields that OpenAI's clients and load tools send.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Annotated, TypeVar
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+
+from server import unsupported
+from server.errors import BodyInvalid, FieldInvalid
+from server.fields import Flag, JsonArray, JsonObject, Text, Texts, real, whole
+
+log = logging.getLogger(__name__)
+
+MAX_LOGPROBS = 1000
+"""A bound, so that one request cannot make every step sort and send the whole vocabulary."""
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class StreamOptions(BaseModel):
+    """OpenAI's options of a stream."""
+
+    include_usage: Flag = False
+    continuous_usage_stats: Flag = False
+
+
+class GenerationBody(BaseModel):
+    """What the generating routes have in common. None: the server's default."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    model: Text | None = None
+    lora: object = None
+    """Read by the adapter registry, the one place that knows the rules."""
+    n_predict: Annotated[int, whole(-1)] | None = Field(
+        None, validation_alias=AliasChoices("n_predict", "max_completion_tokens", "max_tokens")
+    )
+    n: Annotated[int, whole(1)] = Field(1, validation_alias=AliasChoices("n_cmpl", "n"))
+    best_of: Annotated[int, whole(1)] | None = None
+    stream: Flag = False
+    stream_options: StreamOptions = StreamOptions()
+    cache_prompt: Flag = True
+    id_slot: Annotated[int, whole(-1)] = -1
+    stop: Texts = ()
+    ignore_eos: Flag = False
+    min_tokens: Annotated[int, whole(0)] = 0
+    logit_bias: object = None
+    timings_per_token: Flag = False
+    return_tokens: Flag = False
+    response_fields: Texts = ()
+
+    temperature: Annotated[float, real()] | None = None
+    top_k: Annotated[int, whole()] | None = None
+    top_p: Annotated[float, real(0, 1)] | None = None
+    min_p: Annotated[float, real(0, 1)] | None = None
+    min_keep: Annotated[int, whole(0)] = 0
+    repeat_last_n: Annotated[int, whole(-1)] | None = None
+    repeat_penalty: Annotated[float, real(1e-6)] | None = Field(
+        None, validation_alias=AliasChoices("repeat_penalty", "repetition_penalty")
+    )
+    presence_penalty: Annotated[float, real()] | None = None
+    frequency_penalty: Annotated[float, real()] | None = None
+    seed: Annotated[int, whole(-(2**63), 2**64 - 1)] | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many alternatives each token is to be listed with; None: no log-probabilities at all."""
+        raise NotImplementedError
+
+
+class CompletionBody(GenerationBody):
+    """The body of /completion and /v1/completions."""
+
+    prompt: object = None
+    n_probs: Annotated[int, whole(0, MAX_LOGPROBS)] = Field(0, validation_alias=AliasChoices("n_probs", "logprobs"))
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """`n_probs`, where 0 means none."""
+        return self.n_probs or None
+
+
+class ChatFields(BaseModel):
+    """What makes a chat prompt: the fields of /apply-template."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    messages: JsonArray | None = None
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
+    chat_template_kwargs: JsonObject = {}
+    reasoning_effort: Text | None = None
+
+
+class ChatBody(ChatFields, GenerationBody):
+    """The body of /v1/chat/completions."""
+
+    logprobs: Flag = False
+    top_logprobs: Annotated[int, whole(0, MAX_LOGPROBS)] | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """`top_logprobs`, 20 where only `logprobs` is given. Raises FieldInvalid where it is not."""
+        if not self.logprobs:
+            if self.top_logprobs:
+                raise FieldInvalid("top_logprobs", "top_logprobs requires logprobs to be set to true")
+            return None
+        return 20 if self.top_logprobs is None else self.top_logprobs
+
+
+class TokenizeBody(BaseModel):
+    """The body of /tokenize. `prompt` and `add_special_tokens` are what load tools for vLLM send."""
+
+    content: object = Field(None, validation_alias=AliasChoices("content", "prompt"))
+    add_special: Flag = Field(False, validation_alias=AliasChoices("add_special", "add_special_tokens"))
+    parse_special: Flag = True
+    with_pieces: Flag = False
+
+
+class DetokenizeBody(BaseModel):
+    """The body of /detokenize."""
+
+    tokens: JsonArray = []
+
+
+class UnknownFields:
+    """Writes one line to the log for each route and field that the server does not know, however often it is sent."""
+
+    MAX_SEEN = 256
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[str, str]] = set()
+
+    def note(self, route: str, body: Mapping[str, object], schema: type[BaseModel]) -> None:
+        """Log the fields of `body` that neither `schema` nor the table of unsupported fields knows."""
+        for name in body.keys() - _names(schema) - unsupported.KNOWN:
+            if (route, name) not in self._seen and len(self._seen) < self.MAX_SEEN:
+                self._seen.add((route, name))
+                log.info("%s: the field %r is unknown and ignored", route, name[:64])
+
+
+def parse(schema: type[Body], body: object) -> Body:
+    """Return `body` as a `schema`. Raises BodyInvalid or FieldInvalid."""
+    if not isinstance(body, dict):
+        raise BodyInvalid("Request body must be an object")
+    if issubclass(schema, GenerationBody):
+        unsupported.refuse_unsupported(body)
+    try:
+        return schema.model_validate(_without_nulls(body))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "body"
+        raise FieldInvalid(field, first["msg"]) from None
+
+
+def _without_nulls(body: Mapping[str, object]) -> dict[str, object]:
+    present = {name: value for name, value in body.items() if value is not None}
+    options = present.get("stream_options")
+    if isinstance(options, dict):
+        present["stream_options"] = {name: value for name, value in options.items() if value is not None}
+    return present
+
+
+def _names(schema: type[BaseModel]) -> set[str]:
+    names = set(schema.model_fields)
+    for field in schema.model_fields.values():
+        if isinstance(field.validation_alias, AliasChoices):
+            names.update(str(choice) for choice in field.validation_alias.choices)
+    return names
+
+
+async def read_json(request: Request) -> object:
+    """Return the body of `request` as a JSON value. Raises BodyInvalid."""
+    raw = await request.body()
+    try:
+        value: object = json.loads(raw)
+        if b"\\u" in raw:
+            # JSON can escape half a surrogate pair, which no tokenizer and no answer can take.
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeError as error:
+        raise BodyInvalid(f"Request body is not valid Unicode: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise BodyInvalid(f"Request body is not valid JSON: {error}") from None
+    return value
+
+
+async def read_body(request: Request, schema: type[Body], unknown: UnknownFields) -> Body:
+    """Return the body of `request` as a `schema`. Raises BodyInvalid or FieldInvalid."""
+    value = await read_json(request)
+    body = parse(schema, value)
+    if isinstance(value, dict):
+        unknown.note(request.url.path, value, schema)
+    return body

@@ -1,0 +1,243 @@
+"""Every setting of the server, once: its type, default, bounds, flags and help. Command line over environment over
+default.
+
+The flags are llama-server's where it has the same thing. The environment variable of a setting is COHORT_ and the
+field's name: COHORT_CTX_SIZE, COHORT_LORA, …. What a setting leads to is decided elsewhere.
+"""
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+ENV_PREFIX = "COHORT_"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """How a setting is spelled on the command line."""
+
+    names: tuple[str, ...]
+    help: str
+    metavar: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterArgument:
+    """An adapter to load, and the scale it starts with."""
+
+    path: str
+    scale: float = 1.0
+
+
+def flag(*names: str, help: str, metavar: str | None = None) -> Flag:  # noqa: A002
+    """Return the spelling of a setting, the short name first."""
+    return Flag(names, help, metavar)
+
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+
+
+class Settings(BaseSettings):
+    """The settings of one server."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    model: Annotated[
+        Path, flag("-m", "--model", help="the model: a Hugging Face directory or a GGUF file", metavar="PATH")
+    ]
+    alias: Annotated[
+        str, flag("-a", "--alias", help="the model's name in the API; several: separated by commas", metavar="NAME")
+    ] = ""
+    ctx_size: Annotated[
+        NonNegative,
+        flag("-c", "--ctx-size", help="tokens of context over all slots; 0: each slot has the model's", metavar="N"),
+    ] = 0
+    parallel: Annotated[Positive, flag("-np", "--parallel", help="requests that run at once (slots)", metavar="N")] = 16
+    batch_size: Annotated[
+        Positive, flag("-b", "--batch-size", help="most tokens computed in one step", metavar="N")
+    ] = 256
+    threads: Annotated[
+        NonNegative, flag("-t", "--threads", help="CPU threads; 0: one for each usable physical core", metavar="N")
+    ] = 0
+    host: Annotated[str, flag("--host", help="address to listen on", metavar="HOST")] = "127.0.0.1"
+    port: Annotated[
+        int, Field(ge=0, le=65535), flag("--port", help="port to listen on; 0: any free one", metavar="PORT")
+    ] = 8080
+    api_key: Annotated[
+        str, flag("--api-key", help="keys that requests must carry one of, separated by commas", metavar="KEY")
+    ] = ""
+    api_key_file: Annotated[
+        Path | None, flag("--api-key-file", help="a file with such keys, one a line", metavar="PATH")
+    ] = None
+    metrics: Annotated[bool, flag("--metrics", help="serve GET /metrics")] = True
+    slots: Annotated[bool, flag("--slots", help="serve GET /slots")] = True
+
+    lora: Annotated[
+        tuple[AdapterArgument, ...],
+        NoDecode,
+        flag("--lora", help="adapters to load at scale 1, separated by commas; repeatable", metavar="PATH"),
+    ] = ()
+    lora_scaled: Annotated[
+        tuple[AdapterArgument, ...],
+        NoDecode,
+        flag("--lora-scaled", help="adapters to load at a scale of their own; repeatable", metavar="PATH:SCALE"),
+    ] = ()
+    lora_init_without_apply: Annotated[
+        bool, flag("--lora-init-without-apply", help="start with every adapter at scale 0")
+    ] = False
+
+    seed: Annotated[int, flag("--seed", help="seed of requests that name none; -1: random", metavar="N")] = -1
+    temp: Annotated[float, Field(ge=0), flag("--temp", help="temperature; 0: greedy", metavar="X")] = 0.8
+    top_k: Annotated[NonNegative, flag("--top-k", help="0: the whole vocabulary", metavar="N")] = 40
+    top_p: Annotated[float, Field(ge=0, le=1), flag("--top-p", help="1: off", metavar="X")] = 0.95
+    min_p: Annotated[float, Field(ge=0, le=1), flag("--min-p", help="0: off", metavar="X")] = 0.05
+    repeat_penalty: Annotated[float, Field(gt=0), flag("--repeat-penalty", help="1: off", metavar="X")] = 1.0
+    repeat_last_n: Annotated[
+        int, Field(ge=-1), flag("--repeat-last-n", help="tokens the penalties look at; -1: all", metavar="N")
+    ] = 64
+    presence_penalty: Annotated[float, flag("--presence-penalty", help="0: off", metavar="X")] = 0.0
+    frequency_penalty: Annotated[float, flag("--frequency-penalty", help="0: off", metavar="X")] = 0.0
+    n_predict: Annotated[
+        int,
+        Field(ge=-1),
+        flag("-n", "--n-predict", "--predict", help="most tokens of an answer; -1: no limit", metavar="N"),
+    ] = -1
+    chat_template: Annotated[
+        str, flag("--chat-template", help="a Jinja chat template instead of the model's own", metavar="TEXT")
+    ] = ""
+    chat_template_file: Annotated[
+        Path | None, flag("--chat-template-file", help="a file with such a template", metavar="PATH")
+    ] = None
+
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], flag("--device", help="auto: cuda where there is a usable card")
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        flag("--dtype", help="auto: the fastest that is right on this machine"),
+    ] = "auto"
+    kv_cache_bytes: Annotated[
+        NonNegative,
+        flag(
+            "--kv-cache-bytes",
+            help="memory for the KV cache; 0: what the context needs, at most a quarter of what is free",
+            metavar="N",
+        ),
+    ] = 0
+    lora_cache_bytes: Annotated[
+        NonNegative, flag("--lora-cache-bytes", help="memory for adapter lists that are ready to run", metavar="N")
+    ] = 512 * 2**20
+    max_waiting: Annotated[
+        NonNegative, flag("--max-waiting", help="requests that may wait for a slot; more get 503", metavar="N")
+    ] = 512
+    shutdown_grace: Annotated[
+        float, Field(ge=0), flag("--shutdown-grace", help="seconds that running requests get at shutdown", metavar="S")
+    ] = 30.0
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], flag("--log-level", help="least severity that is logged")
+    ] = "info"
+
+    @property
+    def adapters(self) -> tuple[AdapterArgument, ...]:
+        """The adapters to load, in order."""
+        return self.lora + self.lora_scaled
+
+    @field_validator("lora", mode="before")
+    @classmethod
+    def _split_paths(cls, value: object) -> object:
+        return paths_at_scale_1(value) if isinstance(value, str) else value
+
+    @field_validator("lora_scaled", mode="before")
+    @classmethod
+    def _split_scaled(cls, value: object) -> object:
+        return paths_with_scales(value) if isinstance(value, str) else value
+
+
+def paths_at_scale_1(text: str) -> tuple[AdapterArgument, ...]:
+    """Read `PATH[,PATH…]`."""
+    return tuple(AdapterArgument(path) for path in text.split(",") if path)
+
+
+def paths_with_scales(text: str) -> tuple[AdapterArgument, ...]:
+    """Read `PATH:SCALE[,PATH:SCALE…]`; the last colon counts, so that a path may hold colons. Raises ValueError."""
+    arguments = []
+    for item in filter(None, text.split(",")):
+        path, _, scale = item.rpartition(":")
+        try:
+            number = float(scale)
+        except ValueError:
+            number = math.nan
+        if not path or not math.isfinite(number):
+            raise ValueError(f"wants PATH:SCALE with a finite SCALE, but got {item!r}")
+        arguments.append(AdapterArgument(path, number))
+    return tuple(arguments)
+
+
+class _AppendAdapters(argparse.Action):
+    """Collect --lora and --lora-scaled into one list, in the order of the command line: the adapters' ids."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        read = paths_with_scales if option_string == "--lora-scaled" else paths_at_scale_1
+        try:
+            found = read(str(values))
+        except ValueError as error:
+            parser.error(f"argument {option_string}: {error}")
+        namespace.lora = (*getattr(namespace, "lora", ()), *found)
+        namespace.lora_scaled = ()
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Give `parser` one argument for each setting. Arguments that are not given leave no attribute behind."""
+    for name, field in Settings.model_fields.items():
+        spelling = _spelling(name)
+        action: type[argparse.Action] | str = "store"
+        if name in ("lora", "lora_scaled"):
+            action = _AppendAdapters
+        elif field.annotation is bool:
+            action = argparse.BooleanOptionalAction
+        argument = parser.add_argument(*spelling.names, action=action, dest=name, default=argparse.SUPPRESS)
+        argument.metavar = spelling.metavar
+        argument.help = spelling.help
+        if _is_worth_showing(field.default):
+            argument.help += f" (default {field.default})"
+
+
+def _spelling(name: str) -> Flag:
+    return next(item for item in Settings.model_fields[name].metadata if isinstance(item, Flag))
+
+
+def read_settings(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> Settings:
+    """Return the settings that `arguments` and the environment give. A wrong one ends the process: code 2, a message
+    that names it.
+    """
+    given = vars(parser.parse_args(arguments))
+    try:
+        return Settings.model_validate({name: given[name] for name in Settings.model_fields if name in given})
+    except ValidationError as error:
+        problems = [_describe(str(item["loc"][0]), item["msg"], item["input"], given) for item in error.errors()]
+        parser.error("; ".join(problems))
+
+
+def _describe(field: str, message: str, value: object, given: dict[str, object]) -> str:
+    names = _spelling(field).names
+    spelling = "/".join(names) if field in given else ENV_PREFIX + field.upper()
+    if message == "Field required":
+        return f"{'/'.join(names)} is required"
+    return f"{spelling}: {message[0].lower()}{message[1:]}, but got {value!r}"
+
+
+def _is_worth_showing(default: object) -> bool:
+    return isinstance(default, int | float | str) and not isinstance(default, bool) and default != ""

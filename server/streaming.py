@@ -1,0 +1,183 @@
+"""The life of an answer: submit its requests, turn their events into frames or one body, and free everything on every
+way out.
+
+Headers go out when the requests are accepted, before any token. A client that leaves, at any stage and in either form
+of answer, is noticed by `receive`, and the `finally` at the end of `Answer.__call__` gives slot and blocks back. How
+frames look is the dialect's business.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from starlette.types import Receive, Scope, Send
+
+from model.detokenizer import Detokenizer
+from model.stop_strings import StopStrings
+from scheduler.events import Finished, FinishReason
+from server.engine import Engine
+from server.errors import GenerationFailed, JsonResponse, dump_json, error_body
+from server.generation import Choice
+from server.transcript import Piece, Transcript
+
+Json: TypeAlias = dict[str, object]
+
+
+class Dialect(Protocol):
+    """How an answer looks: llama-server's native form, OpenAI's text completion or chat."""
+
+    @property
+    def end_of_stream(self) -> bytes:
+        """What follows the last frame."""
+        ...
+
+    def opening(self, transcript: Transcript) -> list[Json]:
+        """Return the frames of a choice before its first token."""
+        ...
+
+    def partial(self, transcript: Transcript, piece: Piece) -> list[Json]:
+        """Return the frames for a piece of text."""
+        ...
+
+    def closing(self, transcript: Transcript) -> list[Json]:
+        """Return the frames at the end of a choice."""
+        ...
+
+    def summary(self, transcripts: Sequence[Transcript]) -> list[Json]:
+        """Return the frames after the end of all choices."""
+        ...
+
+    def whole(self, transcripts: Sequence[Transcript]) -> Json | list[Json]:
+        """Return the body of an answer that is not streamed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An ASGI response that generates what it sends."""
+
+    engine: Engine
+    choices: Sequence[Choice]
+    stop: tuple[str, ...]
+    dialect: Dialect
+    is_stream: bool
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Generate and send. A refusal by the scheduler is raised before anything is sent."""
+        transcripts: list[Transcript] = []
+        try:
+            for choice in self.choices:
+                transcripts.append(self._submit(choice))
+            if self.is_stream:
+                await unless_disconnected(self._send_stream(transcripts, send), receive)
+            else:
+                await unless_disconnected(self._send_whole(transcripts, scope, receive, send), receive)
+        finally:
+            for transcript in transcripts:
+                self.engine.loop.end(transcript.request.request_id, FinishReason.ABORT)
+
+    def _submit(self, choice: Choice) -> Transcript:
+        stream = self.engine.loop.submit(choice.request)
+        return Transcript(choice, stream, Detokenizer(self.engine.tokenizer), StopStrings(self.stop))
+
+    async def _send_whole(self, transcripts: Sequence[Transcript], scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(_follow_all(self.engine, transcripts)) as pieces:
+            async for _ in pieces:
+                pass
+        await JsonResponse(self.dialect.whole(transcripts))(scope, receive, send)
+
+    async def _send_stream(self, transcripts: Sequence[Transcript], send: Send) -> None:
+        headers = [
+            (b"content-type", b"text/event-stream"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+        async def send_frames(frames: Sequence[Json]) -> None:
+            if frames:
+                await send({"type": "http.response.body", "body": b"".join(map(_frame, frames)), "more_body": True})
+
+        try:
+            for transcript in transcripts:
+                await send_frames(self.dialect.opening(transcript))
+            async with aclosing(_follow_all(self.engine, transcripts)) as pieces:
+                async for transcript, piece in pieces:
+                    if piece is None:
+                        await send_frames(self.dialect.closing(transcript))
+                    else:
+                        await send_frames(self.dialect.partial(transcript, piece))
+            await send_frames(self.dialect.summary(transcripts))
+            last = self.dialect.end_of_stream
+        except GenerationFailed as error:
+            last = _frame(error_body(error))
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+def _frame(content: Json) -> bytes:
+    return b"data: " + dump_json(content) + b"\n\n"
+
+
+async def unless_disconnected(work: Coroutine[None, None, None], receive: Receive) -> None:
+    """Run `work` to its end, or cancel it when the client goes away."""
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _follow(engine: Engine, transcript: Transcript) -> AsyncIterator[Piece]:
+    """Yield the pieces of one answer. Raises GenerationFailed."""
+    async for event in transcript.stream:
+        if isinstance(event, Finished):
+            if event.reason is FinishReason.ERROR:
+                raise GenerationFailed(event.message)
+            piece = transcript.finish(event)
+        else:
+            piece = transcript.add(event)
+        if piece is not None:
+            yield piece
+        if transcript.reason is FinishReason.WORD:
+            engine.loop.end(transcript.request.request_id, FinishReason.WORD)
+            return
+
+
+async def _follow_all(
+    engine: Engine, transcripts: Sequence[Transcript]
+) -> AsyncGenerator[tuple[Transcript, Piece | None]]:
+    """Yield the pieces of all answers as they come, and (transcript, None) at the end of each. Raises
+    GenerationFailed.
+    """
+    arrived: asyncio.Queue[tuple[int, Piece | None]] = asyncio.Queue()
+
+    async def pump(position: int) -> None:
+        try:
+            async for piece in _follow(engine, transcripts[position]):
+                arrived.put_nowait((position, piece))
+        finally:
+            arrived.put_nowait((position, None))
+
+    tasks = [asyncio.create_task(pump(position)) for position in range(len(transcripts))]
+    try:
+        for _ in transcripts:
+            while (item := await arrived.get())[1] is not None:
+                yield transcripts[item[0]], item[1]
+            await tasks[item[0]]  # Raises what ended it.
+            yield transcripts[item[0]], None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

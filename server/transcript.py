@@ -1,0 +1,109 @@
+"""One answer as it grows: from sampled tokens to text, with stop strings, and the numbers that answers report.
+
+Pure: events in, pieces out. It knows no dialect and sends nothing.
+"""
+
+from dataclasses import dataclass
+
+from model.detokenizer import Detokenizer
+from model.stop_strings import StopStrings
+from scheduler.batch import Sample
+from scheduler.events import Finished, FinishReason, TokenSampled
+from scheduler.loop import TokenStream
+from server.generation import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that can be shown, and the tokens that it is made of."""
+
+    text: str
+    samples: tuple[Sample, ...]
+
+
+class Transcript:
+    """The answer to one request so far."""
+
+    def __init__(self, choice: Choice, stream: TokenStream, detokenizer: Detokenizer, stop: StopStrings) -> None:
+        self.choice = choice
+        self.request = choice.request
+        self.stream = stream
+        self.text = ""
+        self.token_ids: list[int] = []
+        """Every generated token, those of a stop string included."""
+        self.samples: list[Sample] = []
+        """The tokens whose text was shown."""
+        self.reason: FinishReason | None = None
+        self.stopping_word = ""
+        self.first_token_s = 0.0
+        self.last_token_s = 0.0
+        self.slot_id = -1
+        """The slot that computed the newest token."""
+        self._detokenizer = detokenizer
+        self._stop = stop
+        self._held: list[Sample] = []
+
+    def add(self, event: TokenSampled) -> Piece | None:
+        """Take a token; return what of the text can be shown now, None where all of it is held back.
+
+        Text is held back while it ends in an unfinished character or in what may become a stop string. Where a stop
+        string is complete, `reason` is WORD afterwards, and the answer ends before it.
+        """
+        token_id = event.sample.token_id
+        if not self.token_ids:
+            self.first_token_s = event.now
+        self.last_token_s = event.now
+        if self.request.slot_id is not None:
+            self.slot_id = self.request.slot_id
+        self.token_ids.append(token_id)
+        self._held.append(event.sample)
+        return self._show(self._feed(self._detokenizer.push(token_id)))
+
+    def finish(self, event: Finished) -> Piece | None:
+        """Take the end of the request; return the rest of the text and the tokens that were not shown yet, None
+        where there is neither.
+        """
+        rest = self._feed(self._detokenizer.flush())
+        if self.reason is FinishReason.WORD:
+            return self._show(rest)
+        self.reason = event.reason
+        rest += self._stop.flush()
+        return self._show(rest) or (self._release("") if self._held else None)
+
+    def _feed(self, text: str) -> str:
+        shown, hit = self._stop.push(text)
+        if hit is not None:
+            self.stopping_word = hit
+            self.reason = FinishReason.WORD
+        return shown
+
+    def _show(self, text: str) -> Piece | None:
+        return self._release(text) if text else None
+
+    def _release(self, text: str) -> Piece:
+        piece = Piece(text, tuple(self._held))
+        self._held.clear()
+        self.samples += piece.samples
+        self.text += text
+        return piece
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt)
+
+    @property
+    def prompt_ms(self) -> float:
+        """From the first admission to the first token, so without the time in the queue."""
+        started_s = self.request.admitted_s
+        return 1000 * max(self.first_token_s - started_s, 0.0) if started_s is not None and self.token_ids else 0.0
+
+    @property
+    def generation_ms(self) -> float:
+        """From the first token to the last."""
+        return 1000 * (self.last_token_s - self.first_token_s)

@@ -1,0 +1,96 @@
+"""Which known request fields are refused, and at which values they ask for nothing and so are accepted.
+
+A field that is accepted is honoured. These belong to features that the server does not have: at a neutral value they
+change nothing, at any other the answer is a 400 that names field and value. Fields that only tune such a feature
+(`dry_base`, `mirostat_tau`, …) change nothing while it is off, and are ignored.
+"""
+
+import json
+from collections.abc import Mapping
+
+from server.errors import FieldInvalid
+
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    # Samplers.
+    "typical_p": (1,),
+    "top_n_sigma": (-1, 0),
+    "dynatemp_range": (0,),
+    "xtc_probability": (0,),
+    "dry_multiplier": (0,),
+    "mirostat": (0,),
+    "adaptive_target": (-1,),
+    "backend_sampling": (False,),
+    "post_sampling_probs": (False,),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    # Constrained output and tools.
+    "grammar": ("",),
+    "json_schema": (),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    # Limits and layout of the answer.
+    "suffix": ("",),
+    "echo": (False,),
+    "n_indent": (0,),
+    "t_max_predict_ms": (-1, 0),
+    "return_progress": (False,),
+    "sse_ping_interval": (-1,),
+    "verbose": (False,),
+    "skip_special_tokens": (True,),
+    "stop_token_ids": ([],),
+    "include_stop_str_in_output": (False,),
+    "audio": (),
+    "modalities": (["text"],),
+    # Context shifting and reuse across it.
+    "n_keep": (0,),
+    "n_discard": (0,),
+    "n_cache_reuse": (0,),
+    "truncate_prompt_tokens": (),
+    # Reasoning is part of the text.
+    "reasoning_format": ("none", "auto"),
+    "thinking_budget_tokens": (-1,),
+    "reasoning_budget_tokens": (-1,),
+}
+
+_SILENT = frozenset(
+    {
+        *("adaptive_decay", "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers"),
+        *("dynatemp_exponent", "mirostat_eta", "mirostat_tau", "xtc_threshold"),
+        *("chat_format", "function_call", "grammar_lazy", "grammar_triggers", "parallel_tool_calls"),
+        *("metadata", "preserved_tokens", "priority", "request_id", "service_tier", "store", "user"),
+    }
+)
+"""Fields that change nothing here whatever they hold, and are no reason for a line in the log."""
+
+_DEFAULT_SAMPLERS = (
+    ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+    ["penalties", "dry", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature"],
+    ["penalties", "top_k", "top_p", "min_p", "temperature"],
+)
+
+KNOWN = frozenset(_NEUTRAL) | _SILENT | {"samplers", "min_tokens"}
+"""Every field this file decides about."""
+
+
+def refuse_unsupported(body: Mapping[str, object]) -> None:
+    """Raise FieldInvalid where `body` asks for a feature that the server does not have. null asks for nothing."""
+    for field, value in body.items():
+        neutral = _DEFAULT_SAMPLERS if field == "samplers" else _NEUTRAL.get(field)
+        if value is None or neutral is None or any(_same(value, accepted) for accepted in neutral):
+            continue
+        accepted_values = " or ".join([json.dumps(accepted) for accepted in neutral] or ["no value"])
+        raise FieldInvalid(
+            field, f"is not supported; only {accepted_values} is accepted, but got {json.dumps(value)[:200]}"
+        )
+    min_tokens = body.get("min_tokens")
+    if min_tokens not in (None, 0) and body.get("ignore_eos") is not True:
+        # Under ignore_eos only the limit and stop strings end the text: what load tools that send both want.
+        raise FieldInvalid(
+            "min_tokens", f"is supported only together with ignore_eos, but got {json.dumps(min_tokens)[:200]}"
+        )
+
+
+def _same(value: object, accepted: object) -> bool:
+    return value == accepted and isinstance(value, bool) == isinstance(accepted, bool)
