@@ -57,7 +57,7 @@ RopeScaling: TypeAlias = LinearScaling | Llama3Scaling | YarnScaling | DivisorSc
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The decoder's hyperparameters. Raises CheckpointError where they contradict each other."""
+    """The decoder's hyperparameters."""
 
     family: str
     """One of `FAMILIES`."""
@@ -83,16 +83,16 @@ class ModelConfig:
     sliding_window: int | None
     """In every layer a token attends to itself and the `sliding_window - 1` tokens before it; None: to all of them."""
 
-    def __post_init__(self) -> None:
+    def check(self, source: str) -> None:
+        """Raise CheckpointError where sizes contradict each other; `source` names the file."""
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
-                f"{self.num_heads} attention heads cannot share {self.num_kv_heads} key/value heads evenly: "
-                "the number of heads must be a multiple"
+                f"{source}: {self.num_heads} attention heads are not a multiple of {self.num_kv_heads} key/value heads"
             )
         if self.head_dim % 2:
-            raise CheckpointError(f"head size {self.head_dim} is odd, rotary embedding needs an even one")
+            raise CheckpointError(f"{source}: the head size {self.head_dim} is odd, rotary embedding needs an even one")
         if isinstance(self.rope_scaling, DivisorScaling) and len(self.rope_scaling.divisors) != self.head_dim // 2:
             raise CheckpointError(
-                f"{len(self.rope_scaling.divisors)} rotary divisors for a head size of {self.head_dim}, "
+                f"{source}: {len(self.rope_scaling.divisors)} rotary divisors for heads of {self.head_dim}, "
                 f"{self.head_dim // 2} are needed"
             )

@@ -63,7 +63,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
     fields = Fields(file.metadata, source, prefix=f"{architecture}.")
     fields.refuse_unless(_NOT_HONOURED)
     num_heads, max_position = fields.integer("attention.head_count"), fields.integer("context_length")
-    return ModelConfig(
+    config = ModelConfig(
         family=architecture,
         vocab_size=_vocab_size(file, fields),
         hidden_size=fields.integer("embedding_length"),
@@ -83,6 +83,8 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
         qk_norm=architecture == "qwen3",
         sliding_window=_sliding_window(fields, architecture),
     )
+    config.check(source)
+    return config
 
 
 def rows_are_interleaved(file: GgufFile) -> bool:
@@ -109,6 +111,7 @@ def _head_dim(fields: Fields, num_heads: int) -> int:
 
 
 def _sliding_window(fields: Fields, architecture: str) -> int | None:
+    """llama.cpp ignores the key for llama; a model that was trained with a window computes with it."""
     window = fields.integer("attention.sliding_window", 0, minimum=0)
     if window and architecture != "llama":
         raise fields.error("attention.sliding_window", "this is supported for the architecture llama (mistral) only")

@@ -22,7 +22,6 @@ _NOT_HONOURED: Mapping[str, tuple[object, ...]] = {
     "partial_rotary_factor": (1,),
     "rope_interleaved": (False,),
     "use_mrope": (False,),
-    "no_rope_layer_interval": (0,),
     "quantization_config": (),
     "compression_config": (),
     "clip_qkv": (),
@@ -74,7 +73,7 @@ def config_from_hf(values: Mapping[str, object], source: str) -> ModelConfig:
     # Llama's switch also covers the output projection; Qwen2's bias is no switch and leaves that one out.
     attention_bias = family in ("llama", "qwen3") and fields.flag("attention_bias", False)
     theta, scaling = _rope(fields, source, max_position)
-    return ModelConfig(
+    config = ModelConfig(
         family=family,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
@@ -94,6 +93,8 @@ def config_from_hf(values: Mapping[str, object], source: str) -> ModelConfig:
         qk_norm=family == "qwen3",
         sliding_window=_sliding_window(fields, family, num_layers),
     )
+    config.check(source)
+    return config
 
 
 def _refuse_nope_layers(fields: Fields) -> None:

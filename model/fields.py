@@ -1,5 +1,4 @@
-"""Typed access to the named values of a file's metadata (JSON or GGUF): a value of its type, or an error naming the
-field.
+"""Typed access to a file's metadata (JSON or GGUF): each value in its type, or an error that names the field.
 
 An absent field and JSON's null are the same thing here.
 """

@@ -1,9 +1,11 @@
 """Read a GGUF file: its metadata as plain values, where its tensors lie, and one tensor at a time, dequantised.
 
-A damaged or hostile file must not cost more than its size: every count is checked against the bytes that are left
-before anything is read or allocated. (`gguf.GGUFReader` trusts them, and takes seconds for a large vocabulary.) The
-gguf package supplies the numbers of the types and the dequantisation. Knows nothing of models. Source: the GGUF
-specification in ggml's docs/gguf.md, versions 2 and 3.
+A damaged or hostile file must not cost more than its size warrants: every count is checked against the bytes that are
+left before anything is read or allocated. (`gguf.GGUFReader` trusts them: a wrong length of an array keeps it busy
+until memory is full; and it takes seconds where this takes a tenth of one.) The gguf package supplies the numbers of
+the types and the dequantisation. Knows nothing of models.
+
+Source: the GGUF specification in ggml's docs/gguf.md, versions 2 and 3.
 """
 
 import math
@@ -74,14 +76,17 @@ class GgufFile:
         rows = stored.reshape(*tensor.shape[:-1], -1)
         with np.errstate(all="ignore"):  # damaged scales may be infinite
             values = gguf.dequantize(rows, gguf.GGMLQuantizationType(tensor.type_id)).reshape(tensor.shape)
-        own = values if values.flags.owndata and values.dtype == np.float32 else np.array(values, dtype=np.float32)
-        return torch.from_numpy(own)
+        # Stored float32 is not copied by the dequantisation, and would be read-only here.
+        return torch.from_numpy(values if values.flags.writeable else np.array(values))
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the file begins as GGUF files do."""
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+    """Whether the file begins as GGUF files do. Raises CheckpointError where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise CheckpointError(f"{path}: not a readable file: {error}") from error
 
 
 def read_gguf(path: Path) -> GgufFile:

@@ -57,11 +57,6 @@ class SafetensorsWeights(Mapping[str, torch.Tensor]):
         """Take a tensor out of the mapping."""
         del self._placed[name], self.shapes[name], self.types[name]
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that the tensors take in the files."""
-        return sum(self.bytes_by_type().values())
-
     def bytes_by_type(self) -> Mapping[str, int]:
         """Return the bytes stored in each type."""
         totals: dict[str, int] = {}
@@ -113,7 +108,7 @@ def _weight_files(directory: Path) -> Mapping[str, frozenset[str] | None]:
         raise CheckpointError(f"{directory / INDEX_NAME}: weight_map must be an object of tensor and file names")
     files: dict[str, set[str]] = {}
     for name, file_name in weight_map.items():
-        if not isinstance(file_name, str) or Path(file_name).name != file_name:
+        if not isinstance(file_name, str) or not file_name or Path(file_name).name != file_name:
             raise CheckpointError(
                 f"{directory / INDEX_NAME}: tensor {name} is in {file_name!r}, "
                 "which is not the name of a file beside the index"

@@ -111,8 +111,8 @@ def _load_directory(directory: Path) -> Checkpoint:
 
 def _leave_out_tied_head(weights: SafetensorsWeights, directory: Path) -> None:
     """Accept a copy of the embeddings as output matrix; where the two differ, tying them would change the output."""
-    embeddings = weights.get("model.embed_tokens.weight")
-    if embeddings is None or not torch.equal(embeddings, weights["lm_head.weight"]):
+    embeddings, head = weights.get("model.embed_tokens.weight"), weights["lm_head.weight"]
+    if embeddings is None or embeddings.dtype != head.dtype or not torch.equal(embeddings, head):
         raise CheckpointError(
             f"{directory}: tie_word_embeddings is true, but tensor lm_head.weight differs from "
             "model.embed_tokens.weight; it must be false, or the tensor must go"

@@ -1,0 +1,173 @@
+"""config.json is read as transformers reads it; what would change the output and is not honoured is refused by name."""
+
+import math
+
+import pytest
+from transformers import AutoConfig
+
+from model.config import CheckpointError, LinearScaling, ModelConfig, YarnScaling
+from model.config_hf import config_from_hf
+
+SIZES: dict[str, object] = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+
+
+def read(family: str = "llama", **fields: object) -> ModelConfig:
+    return config_from_hf({"model_type": family, **SIZES, **fields}, "config.json")
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_absent_fields_have_the_defaults_of_transformers(family: str) -> None:
+    ours, theirs = read(family), AutoConfig.for_model(family, **SIZES)
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.head_dim == getattr(theirs, "head_dim", 16)
+    assert ours.sliding_window == theirs.sliding_window if family != "llama" else ours.sliding_window is None
+    assert ours.tied_embeddings == theirs.tie_word_embeddings
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert ours.rope_scaling is None
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "qkv", "o", "mlp"),
+    [
+        ("llama", {}, False, False, False),
+        ("llama", {"attention_bias": True}, True, True, False),
+        ("llama", {"mlp_bias": True}, False, False, True),
+        ("mistral", {}, False, False, False),
+        ("qwen2", {}, True, False, False),
+        ("qwen3", {}, False, False, False),
+        ("qwen3", {"attention_bias": True}, True, True, False),
+    ],
+)
+def test_biases_are_where_the_family_has_them(
+    family: str, fields: dict[str, object], qkv: bool, o: bool, mlp: bool
+) -> None:
+    config = read(family, **fields)
+    assert (config.qkv_bias, config.o_bias, config.mlp_bias) == (qkv, o, mlp)
+
+
+def test_only_qwen3_norms_queries_and_keys() -> None:
+    assert [family for family in ("llama", "mistral", "qwen2", "qwen3") if read(family).qk_norm] == ["qwen3"]
+
+
+def test_missing_and_null_numbers_of_key_value_heads_mean_one_for_each_head() -> None:
+    assert read(num_key_value_heads=None).num_kv_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "window"),
+    [
+        ("llama", {"sliding_window": 7}, None),
+        ("mistral", {"sliding_window": 7}, 7),
+        ("mistral", {"sliding_window": None}, None),
+        ("mistral", {}, 4096),
+        ("qwen2", {"sliding_window": 7}, None),
+        ("qwen2", {"sliding_window": 7, "use_sliding_window": True}, None),
+        ("qwen2", {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 0}, 7),
+        ("qwen3", {"sliding_window": 7, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 3}, 7),
+        ("qwen3", {"layer_types": ["full_attention"] * 3}, None),
+        ("mistral", {"sliding_window": 7, "layer_types": ["sliding_attention"] * 3}, 7),
+    ],
+)
+def test_a_sliding_window_counts_where_the_family_uses_it(
+    family: str, fields: dict[str, object], window: int | None
+) -> None:
+    assert read(family, **fields).sliding_window == window
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "name"),
+    [
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}, "max_window_layers"),
+        ("qwen3", {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ("qwen3", {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
+        ("llama", {"layer_types": ["chunked_attention"] * 3}, "layer_types"),
+        ("mistral", {"sliding_window": 7, "layer_types": ["full_attention"] * 3}, "layer_types"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ("llama", {"rope_interleaved": True}, "rope_interleaved"),
+        ("llama", {"no_rope_layers": [1, 1, 0]}, "no_rope_layers"),
+        ("smollm3", {"no_rope_layers": [1, 1, 0]}, "no_rope_layers"),
+        ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ("llama", {"num_local_experts": 8}, "num_local_experts"),
+        ("llama", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ("llama", {"hidden_size": None}, "hidden_size"),
+        ("llama", {"hidden_size": "64"}, "hidden_size"),
+        ("llama", {"hidden_size": True}, "hidden_size"),
+        ("llama", {"hidden_size": 64.0}, "hidden_size"),
+        ("llama", {"num_hidden_layers": 0}, "num_hidden_layers"),
+        ("llama", {"rms_norm_eps": math.nan}, "rms_norm_eps"),
+        ("llama", {"rms_norm_eps": 0}, "rms_norm_eps"),
+        ("llama", {"rope_theta": math.inf}, "rope_theta"),
+        ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        ("llama", {"num_attention_heads": 3}, "num_attention_heads"),
+        ("llama", {"num_key_value_heads": 3}, "3 key/value heads"),
+        ("llama", {"head_dim": 15}, "head size 15"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(family: str, fields: dict[str, object], name: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^config.json: .*{name}"):
+        read(family, **fields)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mixtral", "smollm3"])
+def test_an_unknown_model_type_is_refused_with_the_supported_ones(family: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"model_type is '{family}'; supported are llama, mistral, qwen2, qwen3"):
+        read(family)
+
+
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+def test_rope_is_read_from_the_old_and_the_new_field(name: str) -> None:
+    rope: object = {"rope_type": "linear", "factor": 2.0}
+    config = read("llama", rope_theta=5000.0, **{name: rope})
+    assert (config.rope_theta, config.rope_scaling) == (5000.0, LinearScaling(2.0))
+
+
+def test_the_base_frequency_inside_the_rope_object_overrules_the_one_outside() -> None:
+    assert read(rope_theta=5000.0, rope_parameters={"rope_type": "default", "rope_theta": 7000.0}).rope_theta == 7000.0
+
+
+def test_the_old_spelling_of_the_rope_type_is_understood() -> None:
+    assert read(rope_scaling={"type": "linear", "factor": 2.0}).rope_scaling == LinearScaling(2.0)
+
+
+def test_yarn_takes_the_original_context_from_the_model_where_it_is_absent() -> None:
+    scaling = read(rope_scaling={"type": "yarn", "factor": 4.0}).rope_scaling
+    assert isinstance(scaling, YarnScaling)
+    assert scaling.original_max_position == 512
+
+
+@pytest.mark.parametrize(
+    ("rope", "name"),
+    [
+        (
+            {"rope_type": "dynamic", "factor": 2.0},
+            "rope_type is 'dynamic'; supported are default, linear, llama3, yarn",
+        ),
+        ({"type": "longrope", "factor": 2.0}, "type is 'longrope'"),
+        ({"rope_type": "linear"}, "factor is missing"),
+        ({"rope_type": "linear", "factor": -1.0}, "factor is -1.0"),
+        ({"rope_type": "linear", "factor": 2.0, "beta_fast": 1.0}, "beta_fast"),
+        ({"rope_type": "default", "mrope_section": [16, 24, 24]}, "mrope_section"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"full_attention": {"rope_type": "default"}}, "full_attention"),
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, "high_freq_factor"),
+        ([1], "rope_scaling is"),
+    ],
+)
+def test_rope_that_cannot_be_honoured_is_refused_by_name(rope: object, name: str) -> None:
+    with pytest.raises(CheckpointError, match=name):
+        read(rope_scaling=rope)
+
+
+def test_two_rope_objects_that_differ_are_refused() -> None:
+    rope = {"rope_type": "linear", "factor": 2.0}
+    with pytest.raises(CheckpointError, match="rope_scaling"):
+        read(rope_scaling=rope, rope_parameters=rope | {"factor": 3.0})
