@@ -7,7 +7,9 @@ from pathlib import Path
 import torch
 
 from model.attention import Attention, DenseAttention
+from model.attention_cpu import PagedAttention
 from model.attention_flash import AttentionUnavailable, cuda_attention
+from model.kernels_cpu import CpuOps
 from model.layers import Ops, TorchOps
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -53,9 +55,6 @@ def reference_backend(dtype: torch.dtype = torch.float32, device: str = "cpu") -
 
 
 def _cpu_backend(dtype: torch.dtype | None) -> Backend:
-    from model.attention_cpu import PagedAttention
-    from model.kernels_cpu import CpuOps
-
     # Elsewhere oneDNN's blocked products have not been measured.
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     packed = has_onednn and platform.machine().lower() in ("x86_64", "amd64")

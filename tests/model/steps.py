@@ -1,4 +1,4 @@
-"""Steps over scattered pages, for tests of attention and kernels."""
+"""Attention calls over scattered pages, for tests of attention and kernels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from torch import Tensor
 from model.attention import AttentionStep
 from model.runner import step_tensors
 from scheduler.batch import BLOCK_SIZE, Row
+from tests.model.decoding import scattered_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,11 @@ def random_case(
 ) -> Case:
     """Make random rows of (context length, query tokens), their pages scattered over a cache full of random numbers."""
     generator = torch.Generator().manual_seed(seed)
-    rows = scattered_rows([(context - queries, [0] * queries) for context, queries in lengths], seed)
-    num_blocks = 1 + max(block for row in rows for block in row.block_table)
+    num_blocks, tables = scattered_tables([context for context, _ in lengths], seed)
+    rows = tuple(
+        Row(i, (0,) * queries, context - queries, table, sampling=None)
+        for i, ((context, queries), table) in enumerate(zip(lengths, tables, strict=True))
+    )
     _, step, _ = step_tensors(rows, torch.device("cpu"))
     shape = (num_blocks, BLOCK_SIZE, num_kv_heads, head_dim)
     return Case(
@@ -44,14 +48,3 @@ def random_case(
         step=step,
         scale=head_dim**-0.5,
     )
-
-
-def scattered_rows(starts_and_tokens: Sequence[tuple[int, Sequence[int]]], seed: int = 0) -> tuple[Row, ...]:
-    """Make rows of (start, token ids), each with just enough blocks, in random places."""
-    counts = [-(-(start + len(tokens)) // BLOCK_SIZE) for start, tokens in starts_and_tokens]
-    blocks = torch.randperm(2 * sum(counts), generator=torch.Generator().manual_seed(seed)).tolist()
-    rows = []
-    for i, ((start, tokens), count) in enumerate(zip(starts_and_tokens, counts, strict=True)):
-        table, blocks = tuple(blocks[:count]), blocks[count:]
-        rows.append(Row(request_id=i, token_ids=tuple(tokens), start=start, block_table=table, sampling=None))
-    return tuple(rows)

@@ -1,0 +1,70 @@
+"""Drive a decoder over a paged cache, step by step, for tests that compare logits."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from model.decoder import Decoder
+from model.kv_cache import KVCache
+from model.lora import LoraStack
+from model.runner import step_tensors
+from scheduler.batch import BLOCK_SIZE, Row
+
+JUNK = 3.0
+"""What the cache holds before it is written: a read by mistake shall show."""
+
+
+def scattered_tables(lengths: Sequence[int], seed: int = 0) -> tuple[int, list[tuple[int, ...]]]:
+    """Return the size of a cache twice as large as needed, and for each length a table of blocks anywhere in it."""
+    counts = [-(-length // BLOCK_SIZE) for length in lengths]
+    blocks = torch.randperm(2 * sum(counts), generator=torch.Generator().manual_seed(seed)).tolist()
+    ends = torch.tensor(counts).cumsum(0).tolist()
+    return len(blocks), [tuple(blocks[end - count : end]) for count, end in zip(counts, ends, strict=True)]
+
+
+def junk_cache(decoder: Decoder, num_blocks: int) -> KVCache:
+    """Make a cache full of `JUNK`."""
+    kv = KVCache(decoder.config, num_blocks, decoder.backend)
+    for pages in (*kv.keys, *kv.values):
+        pages.fill_(JUNK)
+    return kv
+
+
+@torch.inference_mode()
+def logits_of(
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    schedule: Iterable[Sequence[int]],
+    *,
+    lora: LoraStack | None = None,
+    seed: int = 0,
+) -> list[Tensor]:
+    """Compute prompts together and return the logits (tokens, V) of each.
+
+    Each entry of `schedule` is a step: how many of its next tokens each prompt computes in it, 0 to sit it out.
+    """
+    num_blocks, tables = scattered_tables([len(prompt) for prompt in prompts], seed)
+    kv = junk_cache(decoder, num_blocks)
+    computed = [0] * len(prompts)
+    logits: list[list[Tensor]] = [[] for _ in prompts]
+    for counts in schedule:
+        present = [i for i, count in enumerate(counts) if count]
+        rows = []
+        for i in present:
+            start, end = computed[i], computed[i] + counts[i]
+            rows.append(Row(i, tuple(prompts[i][start:end]), start, tables[i], sampling=None))
+            computed[i] = end
+        token_ids, step, _ = step_tensors(tuple(rows), decoder.backend.device)
+        out = decoder.forward(token_ids, step, torch.arange(len(token_ids)), kv, lora)  # (T, V)
+        begin = 0
+        for i in present:
+            logits[i].append(out[begin : begin + counts[i]])
+            begin += counts[i]
+    return [torch.cat(parts) for parts in logits]
+
+
+def whole(decoder: Decoder, prompt: Sequence[int], *, lora: LoraStack | None = None) -> Tensor:
+    """Compute one prompt alone in one step and return its logits (tokens, V)."""
+    [logits] = logits_of(decoder, [prompt], [[len(prompt)]], lora=lora)
+    return logits
