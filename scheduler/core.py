@@ -132,13 +132,14 @@ class Scheduler:
     def commit(self, output: StepOutput, now: float) -> None:
         """Take the result of the step in flight: advance its requests, and finish those that are done."""
         batch = self._land(now)
+        num_wanted = sum(row.sampling is not None for row in batch.rows)
+        assert len(output.samples) == num_wanted, f"{len(output.samples)} samples for {num_wanted} rows that sample"
         samples = iter(output.samples)
         for row in batch.rows:
             sample = next(samples) if row.sampling is not None else None
             request = self._requests.get(row.request_id)
             if request is not None:
                 self._advance(request, row, sample, now)
-        assert next(samples, None) is None, "more samples than rows that sample"
 
     def fail(self, message: str, now: float) -> None:
         """End the requests of the step in flight, which could not be computed, and no other."""

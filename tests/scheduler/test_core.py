@@ -164,11 +164,16 @@ def test_commit_without_a_step_in_flight_is_caught() -> None:
         Scheduler(make_limits()).commit(StepOutput(()), 0.0)
 
 
-def test_more_samples_than_rows_are_caught() -> None:
+@pytest.mark.parametrize("num_samples", [0, 2])
+def test_output_that_does_not_fit_the_batch_is_caught_before_anything_is_committed(num_samples: int) -> None:
     scheduler = start(make_request(0))
     scheduler.plan(0.0)
-    with pytest.raises(AssertionError, match="more samples"):
-        scheduler.commit(StepOutput((Sample(0, 1), Sample(1, 1))), 0.0)
+    samples = tuple(Sample(request_id, 1) for request_id in range(num_samples))
+    with pytest.raises(AssertionError, match=f"{num_samples} samples for 1 rows"):
+        scheduler.commit(StepOutput(samples), 0.0)
+    request = scheduler.get(0)
+    assert request is not None
+    assert request.output == []
 
 
 # How a request ends.
