@@ -91,6 +91,10 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise CheckpointError(f"{source}: the head size {self.head_dim} is odd, rotary embedding needs an even one")
+        if isinstance(self.rope_scaling, YarnScaling) and self.rope_theta <= 1:
+            raise CheckpointError(
+                f"{source}: YaRN needs a base frequency (theta) greater than 1, not {self.rope_theta}"
+            )
         if isinstance(self.rope_scaling, DivisorScaling) and len(self.rope_scaling.divisors) != self.head_dim // 2:
             raise CheckpointError(
                 f"{source}: {len(self.rope_scaling.divisors)} rotary divisors for heads of {self.head_dim}, "

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from model.config import CheckpointError, ModelConfig
 
 _HARMLESS = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
-"""Saved by old versions of transformers; the configuration says the same."""
+"""May be left out: old versions of transformers saved what the configuration says as well."""
 
 
 def tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -38,18 +38,13 @@ def check_tensors(found: Mapping[str, tuple[int, ...]], config: ModelConfig, sou
                 f"{source}: tensor {name} has the shape {found[name]}, the configuration wants {shape}"
             )
         placed.add(name)
-    extra = sorted(name for name in found if name not in placed and not is_harmless(name))
+    extra = sorted(name for name in found if name not in placed and not _HARMLESS.fullmatch(name))
     if extra:
         more = f" (and {len(extra) - 1} more)" if len(extra) > 1 else ""
         raise CheckpointError(
             f"{source}: tensor {extra[0]}{more} has no place in a {config.family} model of this configuration; "
             "leaving it out would change the output"
         )
-
-
-def is_harmless(name: str) -> bool:
-    """Whether a tensor may be left out without changing the output."""
-    return _HARMLESS.fullmatch(name) is not None
 
 
 def _layer_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -159,6 +159,7 @@ def test_yarn_takes_the_original_context_from_the_model_where_it_is_absent() -> 
         ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"full_attention": {"rope_type": "default"}}, "full_attention"),
         ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, "high_freq_factor"),
+        ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}, "YaRN needs a base frequency"),
         ([1], "rope_scaling is"),
     ],
 )
