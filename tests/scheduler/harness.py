@@ -36,6 +36,7 @@ class Harness:
         self._running: list[int] = []
         """In order of admission."""
         self._preempted: set[int] = set()
+        self._admitted: set[int] = set()
         self._now = 0.0
 
     # What a caller can do.
@@ -144,6 +145,8 @@ class Harness:
             self.counts["preemption"] += 1
         elif isinstance(event, Finished):
             self._check_finish(event)
+        else:
+            assert event.num_lists == 1, "a step held two lists (I1)"
 
     def _check_admission(self, event: Admitted) -> None:
         """First come first served; preempted before new; only who names a slot may be overtaken."""
@@ -152,6 +155,8 @@ class Harness:
         if event.request_id not in self._preempted:
             assert all(request.slot_id_wanted is not None for request in overtaken), "overtaken without reason"
             self.counts["overtaking"] += len(overtaken)
+        assert event.is_first == (event.request_id not in self._admitted)
+        self._admitted.add(event.request_id)
         wanted = self.requests[event.request_id].slot_id_wanted
         assert wanted is None or wanted == event.slot_id
         self.counts["prefix hit"] += event.num_cached > 0

@@ -324,7 +324,7 @@ def test_step_tells_its_rows_tokens_cohorts_and_switches() -> None:
     assert [event.is_switch for event in done] == [False, True, True]
     assert [event.num_tokens for event in done] == [3, 2, 1]
     assert [event.num_decode for event in done] == [0, 0, 1]
-    assert [(event.num_rows, event.num_cohorts) for event in done] == [(1, 2)] * 3
+    assert [(event.num_rows, event.num_cohorts, event.num_lists) for event in done] == [(1, 2, 1)] * 3
     assert [event.step_id for event in done] == [0, 1, 2]
 
 

@@ -135,6 +135,11 @@ def test_preempted_request_finds_its_own_blocks_again() -> None:
     assert readmission.num_cached == 16
 
 
+def test_admission_after_preemption_tells_what_was_generated_so_far() -> None:
+    admissions = [event for event in run_dry(under_pressure()) if isinstance(event, Admitted)]
+    assert [(event.is_first, event.num_tokens) for event in admissions] == [(True, 15), (True, 15), (False, 33)]
+
+
 def test_preempted_request_can_be_ended() -> None:
     scheduler = under_pressure()
     while not ids_of(scheduler.take_events(), Preempted):
