@@ -6,6 +6,7 @@ model's text begins with the space that the model was trained to see there.
 
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 
 from model.chat_template import ChatTemplate
 from model.config import CheckpointError
@@ -84,8 +85,8 @@ class Tokenizer:
         return token_id in self._control_ids
 
 
-def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """Return the tokenizer that comes with a checkpoint.
+def load_tokenizer(checkpoint: Checkpoint, chat_template: str | None = None) -> Tokenizer:
+    """Return the tokenizer that comes with a checkpoint; `chat_template` replaces the checkpoint's own.
 
     Raises CheckpointError naming the file and the field, where it is missing, damaged or of a kind that is not
     supported, and TemplateError where its chat template does not compile.
@@ -94,4 +95,6 @@ def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
         vocabulary = vocabulary_from_gguf(checkpoint.gguf, str(checkpoint.path))
     else:
         vocabulary = vocabulary_from_directory(checkpoint.path)
+    if chat_template is not None:
+        vocabulary = replace(vocabulary, chat_template=chat_template, tool_use_template=None)
     return Tokenizer(vocabulary, checkpoint.config.vocab_size, checkpoint.eog_ids)
