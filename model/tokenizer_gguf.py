@@ -179,7 +179,8 @@ def _merges_by_score(fields: Fields, tokens: _Tokens) -> list[tuple[str, str]]:
     A list of merges is an order, so the pairs that make one token stand together, by their own ids.
     """
     scores = fields.get("scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens.texts) or any(map(math.isnan, scores)):
+    are_numbers = isinstance(scores, list) and all(isinstance(x, int | float) and not math.isnan(x) for x in scores)
+    if not isinstance(scores, list) or len(scores) != len(tokens.texts) or not are_numbers:
         raise fields.error("scores", f"{len(tokens.texts)} numbers are needed, one for each token")
     ranked: list[tuple[float, int, int, int, str, str]] = []
     for text, token_id in tokens.of_kinds(TokenKind.NORMAL).items():

@@ -272,6 +272,8 @@ def test_a_field_that_cannot_be_honoured_is_named(changes: dict[str, object], me
     [
         ({"scores": None}, "scores is missing"),
         ({"scores": [0.0]}, r"scores is \[0\.0\]; 277 numbers are needed"),
+        ({"scores": ["0"] * 277}, "277 numbers are needed"),
+        ({"scores": [float("nan")] * 277}, "277 numbers are needed"),
         ({"remove_extra_whitespaces": True}, "remove_extra_whitespaces is True; this is not supported"),
     ],
 )
