@@ -96,9 +96,7 @@ def _place_of(name: str) -> tuple[str, Half]:
         if name.endswith(suffix):
             base = hf_name(name.removesuffix(suffix))
             if base is None or not base.endswith(".weight"):
-                raise AdapterError(
-                    f"LoRA tensor '{name}' does not exist in base model (hint: maybe wrong base model?)"
-                )
+                raise AdapterError(f"LoRA tensor '{name}' does not exist in base model (hint: maybe wrong base model?)")
             return base.removesuffix(".weight"), half
     if name.endswith("_norm.weight"):
         raise AdapterError(f"LoRA tensor '{name}' replaces a norm, which is not supported: train without the norms")

@@ -1,28 +1,30 @@
 """Random adapters for the tiny models: PEFT directories that PEFT itself writes, and the same adapters as GGUF files.
 
-PEFT is the oracle: `attach` puts the written directories on a transformers model, `set_scales` gives each one its scale.
+PEFT is the oracle: `attach` puts the written directories on a transformers model, `set_scales` scales each of them.
 """
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import gguf
-import numpy as np
+import safetensors.numpy
+import safetensors.torch
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
-from safetensors.numpy import load_file
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from model.adapter_peft_config import read_peft_config
 from model.lora import Projection
-from tests.model.tiny import interleave_halves
+from tests.model.tiny import Array, interleave_halves
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+Metadata: TypeAlias = Mapping[str, str | float | list[int]]
+
 ALL_LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 
 _GGUF_NAMES = {
@@ -36,7 +38,9 @@ _GGUF_NAMES = {
 }
 
 
-def make_peft_adapter(base: PreTrainedModel, directory: Path, config: LoraConfig, seed: int = 1) -> Path:
+def make_peft_adapter(
+    base: PreTrainedModel, directory: Path, config: LoraConfig, *, seed: int = 1, dtype: torch.dtype = torch.float32
+) -> Path:
     """Write a random adapter for `base` as PEFT saves it; every A and B is random, so that nothing is a no-op."""
     model = get_peft_model(copy.deepcopy(base), config)
     generator = torch.Generator().manual_seed(seed)
@@ -44,7 +48,7 @@ def make_peft_adapter(base: PreTrainedModel, directory: Path, config: LoraConfig
         for name, parameter in model.named_parameters():
             if "lora_" in name:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    model.save_pretrained(directory)
+    model.to(dtype).save_pretrained(directory)
     return directory
 
 
@@ -73,9 +77,12 @@ def edit_config(directory: Path, changes: Mapping[str, object]) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | dict(changes)))
 
 
-def write_weights(directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Replace the tensors of a PEFT directory."""
-    save_file(dict(tensors), directory / "adapter_model.safetensors")
+def edit_tensors(directory: Path, edit: Callable[[dict[str, Tensor]], None]) -> None:
+    """Let `edit` change the tensors of a PEFT directory, a dictionary by full name."""
+    path = directory / "adapter_model.safetensors"
+    tensors: dict[str, Tensor] = safetensors.torch.load_file(path)
+    edit(tensors)
+    safetensors.torch.save_file(tensors, path)
 
 
 def projections_of(base: PreTrainedModel) -> tuple[Projection, ...]:
@@ -107,25 +114,19 @@ def convert_to_gguf(
     *,
     file_type: str = "F32",
     alpha: float | None = None,
-    texts: Sequence[tuple[str, str]] = (),
 ) -> Path:
-    """Write a PEFT adapter as llama.cpp's converter would; `alpha` replaces the config's, `texts` adds metadata."""
+    """Write a PEFT adapter as llama.cpp's converter would; `alpha` replaces the config's."""
+    tensors = gguf_adapter_tensors(base, directory)
     lora_alpha = read_peft_config(directory).alpha if alpha is None else alpha
-    writer = adapter_writer(base, path, lora_alpha)
-    for key, text in texts:
-        writer.add_string(key, text)
-    for name, values in gguf_adapter_tensors(base, directory).items():
-        quant = gguf.GGMLQuantizationType[file_type]
-        writer.add_tensor(name, gguf.quantize(values, quant), raw_dtype=quant)
-    finish(writer)
-    return path
+    metadata = {**adapter_metadata(base), "adapter.lora.alpha": lora_alpha}
+    return write_gguf_adapter(path, metadata, tensors, file_type)
 
 
-def gguf_adapter_tensors(base: PreTrainedModel, directory: Path) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+def gguf_adapter_tensors(base: PreTrainedModel, directory: Path) -> dict[str, Array]:
     """Return an adapter's matrices under GGUF's names, B of q and k in llama.cpp's row order where it has one."""
     heads = {"q_proj": base.config.num_attention_heads, "k_proj": base.config.num_key_value_heads}
     tensors = {}
-    for name, values in load_file(directory / "adapter_model.safetensors").items():
+    for name, values in safetensors.numpy.load_file(directory / "adapter_model.safetensors").items():
         *_, layer, _, module, half, _ = name.split(".")
         if half == "lora_B" and module in heads and base.config.model_type in ("llama", "mistral"):
             values = interleave_halves(values, heads[module])
@@ -133,22 +134,30 @@ def gguf_adapter_tensors(base: PreTrainedModel, directory: Path) -> dict[str, np
     return tensors
 
 
-def adapter_writer(base: PreTrainedModel, path: Path, alpha: float) -> gguf.GGUFWriter:
-    """Begin a GGUF adapter file for `base` with the metadata that every one has."""
-    arch = {"mistral": "llama"}.get(base.config.model_type, base.config.model_type)
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_type("adapter")
-    writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", alpha)
-    return writer
+def adapter_metadata(base: PreTrainedModel) -> Metadata:
+    """Return the metadata that every GGUF adapter for `base` has."""
+    architecture = {"mistral": "llama"}.get(base.config.model_type, base.config.model_type)
+    return {"general.type": "adapter", "general.architecture": architecture, "adapter.type": "lora"}
 
 
-def finish(writer: gguf.GGUFWriter) -> None:
-    """Write the file to disk."""
+def write_gguf_adapter(path: Path, metadata: Metadata, tensors: Mapping[str, Array], file_type: str = "F32") -> Path:
+    """Write a GGUF file with exactly this metadata and these tensors."""
+    writer = gguf.GGUFWriter(path, str(metadata["general.architecture"]))
+    for key, value in metadata.items():
+        if isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, list):
+            writer.add_array(key, value)
+        elif key != "general.architecture":  # the writer has added it
+            writer.add_string(key, value)
+    quant = gguf.GGMLQuantizationType[file_type]
+    for name, values in tensors.items():
+        writer.add_tensor(name, gguf.quantize(values, quant), raw_dtype=quant)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return path
 
 
 def _path(layer: int, module: str) -> str:

@@ -1,4 +1,4 @@
-"""The arithmetic of adapter lists against plain sums, its bits against the rest of the batch, and the cache of stacks."""
+"""The arithmetic of adapter lists against plain sums, its bits alone and in a batch, and the cache of stacks."""
 
 from collections.abc import Sequence
 
