@@ -8,8 +8,9 @@ from torch import Tensor
 from model.decoder import Decoder
 from model.kv_cache import KVCache
 from model.lora import LoraStack
-from model.runner import step_tensors
-from scheduler.batch import BLOCK_SIZE, Row
+from model.runner import ModelRunner, step_tensors
+from scheduler.batch import BLOCK_SIZE, Batch, Row, SamplingParams
+from scheduler.cohort import CohortKey
 
 JUNK = 3.0
 """What the cache holds before it is written: a read by mistake shall show."""
@@ -68,3 +69,31 @@ def whole(decoder: Decoder, prompt: Sequence[int], *, lora: LoraStack | None = N
     """Compute one prompt alone in one step and return its logits (tokens, V)."""
     [logits] = logits_of(decoder, [prompt], [[len(prompt)]], lora=lora)
     return logits
+
+
+def generate(
+    runner: ModelRunner,
+    prompts: Sequence[Sequence[int]],
+    tables: Sequence[tuple[int, ...]],
+    num_new: int,
+    *,
+    key: CohortKey = (),
+    chunk: int = 100,
+) -> list[list[int]]:
+    """Run prompts side by side in chunks, then decode greedily; return the new tokens of each."""
+    greedy = SamplingParams(temperature=0.0)
+    outputs: list[list[int]] = [[] for _ in prompts]
+    computed = [0] * len(prompts)
+    while any(len(output) < num_new for output in outputs):
+        rows = []
+        for i, prompt in enumerate(prompts):
+            if len(outputs[i]) == num_new:
+                continue
+            tokens = [*prompt, *outputs[i]]
+            end = min(computed[i] + chunk, len(tokens))
+            sampling = greedy if end == len(tokens) else None
+            rows.append(Row(i, tuple(tokens[computed[i] : end]), computed[i], tables[i], sampling))
+            computed[i] = end
+        for sample in runner.execute(Batch(0, key, tuple(rows))).samples:
+            outputs[sample.request_id].append(sample.token_id)
+    return outputs

@@ -1,6 +1,5 @@
 """From batches to samples: what a row's integers become, and whose logits its sample is drawn from."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,8 @@ from model.lora import Adapter, LoraCache, LoraDelta
 from model.runner import ModelRunner, step_tensors
 from model.weights import load_checkpoint
 from scheduler.batch import Batch, Row, SamplingParams
-from scheduler.cohort import AdapterId, CohortKey
+from scheduler.cohort import AdapterId
+from tests.model.decoding import generate
 from tests.model.tiny import make_model
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -66,32 +66,14 @@ def new_runner(decoder: Decoder, num_blocks: int = 12) -> ModelRunner:
     return ModelRunner(decoder, KVCache(decoder.config, num_blocks, decoder.backend), cache)
 
 
-def generate(
-    runner: ModelRunner, prompts: Sequence[Sequence[int]], num_new: int, key: CohortKey = (), chunk: int = 100
-) -> list[list[int]]:
-    """Run prompts side by side, two blocks each, in chunks; then decode."""
-    outputs: list[list[int]] = [[] for _ in prompts]
-    computed = [0] * len(prompts)
-    while any(len(output) < num_new for output in outputs):
-        rows = []
-        for i, prompt in enumerate(prompts):
-            tokens = [*prompt, *outputs[i]]
-            end = min(computed[i] + chunk, len(tokens))
-            sampling = GREEDY if end == len(tokens) else None
-            rows.append(Row(i, tuple(tokens[computed[i] : end]), computed[i], (11 - 2 * i, 2 * i), sampling))
-            computed[i] = end
-        for sample in runner.execute(Batch(0, key, tuple(rows))).samples:
-            outputs[sample.request_id].append(sample.token_id)
-    return [output[:num_new] for output in outputs]
-
-
 PROMPTS = [[5, 80, 3, 99, 41, 7, 200, 31], [17, 17, 4], [150, 2, 9, 33, 60, 8, 1, 1, 77, 240, 19]]
+TABLES = [(11, 0), (9, 2), (7, 4)]
 
 
 @pytest.mark.parametrize("chunk", [100, 3])
 def test_greedy_tokens_are_those_of_transformers(tiny: tuple[Decoder, PreTrainedModel], chunk: int) -> None:
     decoder, oracle = tiny
-    got = generate(new_runner(decoder), PROMPTS, num_new=16, chunk=chunk)
+    got = generate(new_runner(decoder), PROMPTS, TABLES, num_new=16, chunk=chunk)
     for prompt, tokens in zip(PROMPTS, got, strict=True):
         inputs = torch.tensor([prompt])
         want = oracle.generate(
@@ -119,12 +101,12 @@ def test_rows_without_sampling_get_no_sample(tiny: tuple[Decoder, PreTrainedMode
 
 def test_the_key_of_the_batch_chooses_the_adapters(tiny: tuple[Decoder, PreTrainedModel]) -> None:
     runner = new_runner(tiny[0])
-    base = generate(runner, PROMPTS, num_new=8)
-    adapted = generate(runner, PROMPTS, num_new=8, key=((ADAPTER, 1.0),))
-    other_scale = generate(runner, PROMPTS, num_new=8, key=((ADAPTER, -0.5),))
+    base = generate(runner, PROMPTS, TABLES, num_new=8)
+    adapted = generate(runner, PROMPTS, TABLES, num_new=8, key=((ADAPTER, 1.0),))
+    other_scale = generate(runner, PROMPTS, TABLES, num_new=8, key=((ADAPTER, -0.5),))
     assert len({str(tokens) for tokens in (base, adapted, other_scale)}) == 3
-    assert generate(runner, PROMPTS, num_new=8) == base
-    assert generate(new_runner(tiny[0]), PROMPTS, num_new=8, key=((ADAPTER, 1.0),)) == adapted
+    assert generate(runner, PROMPTS, TABLES, num_new=8) == base
+    assert generate(new_runner(tiny[0]), PROMPTS, TABLES, num_new=8, key=((ADAPTER, 1.0),)) == adapted
 
 
 @pytest.mark.parametrize("num_blocks", [1, 12])
@@ -135,4 +117,4 @@ def test_warming_up_fits_any_cache(tiny: tuple[Decoder, PreTrainedModel], num_bl
 def test_warming_up_leaves_no_trace(tiny: tuple[Decoder, PreTrainedModel]) -> None:
     warm = new_runner(tiny[0])
     warm.warm_up()
-    assert generate(warm, PROMPTS, num_new=8) == generate(new_runner(tiny[0]), PROMPTS, num_new=8)
+    assert generate(warm, PROMPTS, TABLES, num_new=8) == generate(new_runner(tiny[0]), PROMPTS, TABLES, num_new=8)
