@@ -7,7 +7,6 @@ silently is refused here, with the field and its value.
 """
 
 import json
-import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,7 +100,8 @@ class AdapterRegistry:
             name = f"{field}[{index}]"
             if not isinstance(entry, dict):
                 raise AdapterListError(name, entry, "must be an object with 'id' and 'scale' fields")
-            scales[self._read_id(entry.get("id"), f"{name}.id")] = self._read_scale(entry.get("scale"), f"{name}.scale")
+            adapter = self._read_id(entry.get("id"), f"{name}.id")
+            scales[adapter] = self._read_scale(entry.get("scale"), adapter, f"{name}.scale")
         return tuple(scales)
 
     def _read_id(self, value: object, field: str) -> int:
@@ -113,17 +113,15 @@ class AdapterRegistry:
             raise AdapterListError(field, value, f"must be the id of a loaded adapter, 0 to {len(self.adapters) - 1}")
         return value
 
-    def _read_scale(self, value: object, field: str) -> float:
+    def _read_scale(self, value: object, adapter: int, field: str) -> float:
         if value is None:
             return 0.0
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise AdapterListError(field, value, "must be a number")
         try:
             scale = float(value)
-            if not math.isfinite(scale):
-                raise OverflowError
-            struct.pack("f", scale)
-        except OverflowError:
+            cohort_key([(self.adapters[adapter].id, scale)])
+        except (OverflowError, ValueError):
             raise AdapterListError(field, value, "must be a finite number in float32") from None
         return scale
 

@@ -1,0 +1,23 @@
+"""A server with the fake model, shared by the tests of a file that leave it as they found it."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.server.fakes import FakeExecutor, fake_engine
+from tests.server.live import LiveServer
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    """Two adapters at scale 1, four slots; the model says the alphabet."""
+    with LiveServer(lambda settings: fake_engine(FakeExecutor(), settings)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: LiveServer) -> Iterator[httpx.Client]:
+    """A client of `server`."""
+    with server.client() as opened:
+        yield opened

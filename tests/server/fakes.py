@@ -1,0 +1,207 @@
+"""A small stand-in for the model: a tokenizer of single bytes, and an executor whose tokens are easy to foresee.
+
+The tokenizer is the real class over a vocabulary of 256 bytes and three special tokens, so one byte of text is one token.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import tokenizers
+from tokenizers import AddedToken, models, pre_tokenizers
+
+from model.tokenizer import Tokenizer
+from model.vocabulary import Vocabulary, byte_level_piece
+from scheduler.batch import BLOCK_SIZE, Batch, Row, Sample, StepOutput, TokenLogprob
+from scheduler.cohort import AdapterId, CohortKey
+from scheduler.core import SchedulerLimits
+from server.adapter_registry import AdapterCard
+from server.assembly import assemble
+from server.engine import Engine, ModelCard
+from server.settings import AdapterArgument, Settings
+
+BOS, EOS, TURN = 256, 257, 258
+VOCAB_SIZE = 259
+N_CTX = 256
+NUM_SLOTS = 4
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}{% if shout is defined %}!{% endif %}"
+)
+
+BODIES: dict[str, dict[str, object]] = {
+    "/completion": {"prompt": "abc"},
+    "/completions": {"prompt": "abc"},
+    "/v1/completions": {"prompt": "abc"},
+    "/chat/completions": {"messages": [{"role": "user", "content": "abc"}]},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "abc"}]},
+}
+"""Every generating route, and the least that it wants to be told."""
+
+
+def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> Tokenizer:
+    """Return a tokenizer whose token 0 … 255 is that byte, and which puts BOS in front."""
+    characters = sorted(pre_tokenizers.ByteLevel.alphabet(), key=byte_level_piece)
+    encoder = tokenizers.Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(characters)}, merges=[]))
+    encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    special = ["<s>", "</s>", "<|turn|>"]
+    encoder.add_special_tokens([AddedToken(text, special=True) for text in special])
+    vocabulary = Vocabulary(
+        encoder=encoder,
+        pieces=(*(bytes([i]) for i in range(256)), *(text.encode() for text in special)),
+        control_ids=frozenset({BOS, EOS, TURN}),
+        bos_id=BOS,
+        eos_id=EOS,
+        adds_bos=True,
+        eog_ids=frozenset({EOS}),
+        special_tokens={"bos_token": "<s>", "eos_token": "</s>"},
+        chat_template=chat_template,
+        tool_use_template=None,
+    )
+    return Tokenizer(vocabulary, VOCAB_SIZE)
+
+
+def letter(key: CohortKey, index: int) -> int:
+    """The answer of a model that says the alphabet, beginning further on for each adapter list."""
+    first = round(sum(10 * scale * (adapter.load_id + 1) for adapter, scale in key))
+    return ord("a") + (first + index) % 26
+
+
+def alphabet(key: CohortKey, length: int) -> str:
+    """What `letter` says in `length` tokens."""
+    return "".join(chr(letter(key, index)) for index in range(length))
+
+
+def says(text: str | bytes) -> Callable[[CohortKey, int], int]:
+    """The answer of a model that says `text` and ends."""
+    content = text.encode() if isinstance(text, str) else text
+    return lambda key, index: content[index] if index < len(content) else EOS
+
+
+class Turnstile:
+    """Lets the executor compute one step for each permit, and tells when it waits for the next."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._permits = 0
+        self._is_open = False
+        self._num_arrived = 0
+
+    def go_through(self) -> None:
+        """Called by the executor before a step."""
+        with self._condition:
+            self._num_arrived += 1
+            self._condition.notify_all()
+            assert self._condition.wait_for(lambda: self._is_open or self._permits > 0, timeout=20)
+            self._permits -= 1
+
+    def let(self, num_steps: int) -> None:
+        """Allow so many more steps."""
+        with self._condition:
+            self._permits += num_steps
+            self._condition.notify_all()
+
+    def open(self) -> None:
+        """Allow every step from now on."""
+        with self._condition:
+            self._is_open = True
+            self._condition.notify_all()
+
+    def wait_for_step(self, number: int) -> None:
+        """Wait until the executor has come to its step `number`, counted from 1."""
+        with self._condition:
+            assert self._condition.wait_for(lambda: self._num_arrived >= number, timeout=20), self._num_arrived
+
+
+class FakeExecutor:
+    """Computes nothing: the token at each place of an answer comes from `answer`, given the key and the place."""
+
+    def __init__(
+        self, answer: Callable[[CohortKey, int], int] = letter, turnstile: Turnstile | None = None
+    ) -> None:
+        self.answer = answer
+        self.turnstile = turnstile
+        self.batches: list[Batch] = []
+        self.error: Exception | None = None
+        """Raised by the next step."""
+        self._first_end: dict[int, int] = {}
+
+    def execute(self, batch: Batch) -> StepOutput:
+        """Return the foreseen tokens."""
+        if self.turnstile is not None:
+            self.turnstile.go_through()
+        self.batches.append(batch)
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return StepOutput(tuple(self._sample(batch.key, row) for row in batch.rows if row.sampling is not None))
+
+    def _sample(self, key: CohortKey, row: Row) -> Sample:
+        assert row.sampling is not None
+        index = row.end - self._first_end.setdefault(row.request_id, row.end)
+        token_id = self.answer(key, index)
+        if row.sampling.num_logprobs is None:
+            return Sample(row.request_id, token_id)
+        top = [TokenLogprob(token_id, -0.25), TokenLogprob(BOS, -1.5), TokenLogprob(EOS, float("-inf"))]
+        return Sample(row.request_id, token_id, -0.25, tuple(top[: row.sampling.num_logprobs]))
+
+
+def adapter_card(index: int) -> AdapterCard:
+    """Return the adapter that the command line names at `index`."""
+    return AdapterCard(AdapterId(index, f"digest{index}"), f"adapter{index}", f"adapter{index}.gguf", f"task {index}")
+
+
+def fake_settings(num_adapters: int = 2) -> Settings:
+    """Return settings with adapters at scale 1, and nothing random."""
+    return Settings.model_validate(
+        {
+            "model": "fake.gguf",
+            "alias": "fake",
+            "port": 0,
+            "parallel": NUM_SLOTS,
+            "n_predict": 8,
+            "seed": 1,
+            "lora": tuple(AdapterArgument(f"adapter{index}.gguf") for index in range(num_adapters)),
+        }
+    )
+
+
+def fake_limits(max_waiting: int = 8) -> SchedulerLimits:
+    """Return room for every slot's whole context."""
+    return SchedulerLimits(
+        num_slots=NUM_SLOTS,
+        num_blocks=NUM_SLOTS * N_CTX // BLOCK_SIZE,
+        max_context=N_CTX,
+        max_step_tokens=64,
+        max_waiting=max_waiting,
+    )
+
+
+def fake_engine(
+    executor: FakeExecutor,
+    settings: Settings | None = None,
+    limits: SchedulerLimits | None = None,
+    adapters: Sequence[AdapterCard] | None = None,
+    chat_template: str | None = CHAT_TEMPLATE,
+) -> Engine:
+    """Return an engine around `executor`, composed as the real one is."""
+    settings = settings or fake_settings()
+    tokenizer = byte_tokenizer(chat_template)
+    card = ModelCard(
+        names=("fake",),
+        path="fake.gguf",
+        family="llama",
+        format="gguf",
+        file_type="F32",
+        n_ctx=N_CTX,
+        n_ctx_train=1024,
+        n_vocab=VOCAB_SIZE,
+        n_embd=8,
+        n_params=1234,
+        num_bytes=4936,
+    )
+    if adapters is None:
+        adapters = [adapter_card(index) for index in range(len(settings.adapters))]
+    return assemble(
+        settings, card, tokenizer, tokenizer.chat_template, adapters, limits or fake_limits(), executor
+    )
