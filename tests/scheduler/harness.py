@@ -35,7 +35,8 @@ class Harness:
         self.finished: dict[int, Finished] = {}
         self._running: list[int] = []
         """In order of admission."""
-        self._preempted: set[int] = set()
+        self._preempted: list[int] = []
+        """Waiting after a preemption, in the order in which they are to come back."""
         self._admitted: set[int] = set()
         self._now = 0.0
 
@@ -141,7 +142,7 @@ class Harness:
         elif isinstance(event, Preempted):
             assert self._running.pop() == event.request_id, "another than the newest admission was preempted"
             assert self._running, "the oldest admission was preempted"
-            self._preempted.add(event.request_id)
+            self._preempted.insert(0, event.request_id)
             self.counts["preemption"] += 1
         elif isinstance(event, Finished):
             self._check_finish(event)
@@ -150,30 +151,34 @@ class Harness:
 
     def _check_admission(self, event: Admitted) -> None:
         """First come first served; preempted before new; only who names a slot may be overtaken."""
-        ahead = self._preempted if event.request_id in self._preempted else self._waiting_before(event.request_id)
-        overtaken = [self.requests[other] for other in ahead if other != event.request_id]
-        if event.request_id not in self._preempted:
-            assert all(request.slot_id_wanted is not None for request in overtaken), "overtaken without reason"
-            self.counts["overtaking"] += len(overtaken)
+        overtaken = [self.requests[other] for other in self._ahead_of(event.request_id)]
+        assert all(request.slot_id_wanted is not None for request in overtaken), "overtaken without reason"
+        self.counts["overtaking"] += len(overtaken)
         assert event.is_first == (event.request_id not in self._admitted)
         self._admitted.add(event.request_id)
         wanted = self.requests[event.request_id].slot_id_wanted
         assert wanted is None or wanted == event.slot_id
         self.counts["prefix hit"] += event.num_cached > 0
         self.counts["hit after preemption"] += event.num_cached > 0 and event.request_id in self._preempted
-        self._preempted.discard(event.request_id)
+        self._forget_preemption(event.request_id)
         self._running.append(event.request_id)
         assert len(self._running) <= self.limits.num_slots
 
-    def _waiting_before(self, request_id: int) -> set[int]:
-        """Requests that waited when this one, never admitted so far, was chosen: preempted, or arrived earlier."""
-        earlier = {other for other in self.requests if other < request_id}
-        return (earlier - self.finished.keys() - set(self._running)) | self._preempted
+    def _ahead_of(self, request_id: int) -> list[int]:
+        """Requests that wait and come before this one."""
+        if request_id in self._preempted:
+            return self._preempted[: self._preempted.index(request_id)]
+        waiting = self.requests.keys() - self.finished.keys() - set(self._running)
+        return self._preempted + [other for other in waiting - self._admitted if other < request_id]
+
+    def _forget_preemption(self, request_id: int) -> None:
+        if request_id in self._preempted:
+            self._preempted.remove(request_id)
 
     def _check_finish(self, event: Finished) -> None:
         request = self.requests[event.request_id]
         self.finished[event.request_id] = event
-        self._preempted.discard(event.request_id)
+        self._forget_preemption(event.request_id)
         if event.request_id in self._running:
             self._running.remove(event.request_id)
         assert request.state is State.FINISHED

@@ -28,7 +28,7 @@ from tests.scheduler.fake_model import VOCABULARY_SIZE
 from tests.scheduler.harness import Harness
 
 KEYS = (BASE, LIST_A, LIST_B, LIST_C)
-SHARED_BEGINNINGS = ((1,) * 64, (1,) * 16 + (2,) * 48, (2, 1) * 32)
+SHARED_BEGINNINGS = ((1,) * 64, (1,) * 16 + (2,) * 48, (2,) * 64, (2, 1) * 32)
 SAMPLINGS = (
     SamplingParams(seed=0),
     SamplingParams(seed=1),
