@@ -50,7 +50,7 @@ class Decoder:
         """Compute one step, write its keys and values to `kv`, and return the logits of the tokens `logit_rows`.
 
         token_ids (T,) int64; logit_rows int64 indices into them; lora None is the base model. Returns
-        (len(logit_rows), V) float32. A token's logits have the same bits whatever else is in the step.
+        (len(logit_rows), V) float32. On a packed backend no other token of its steps changes a bit of a token's logits.
         """
         ops, attention, config = self.backend.ops, self.backend.attention, self.config
         eps, window = config.rms_norm_eps, config.sliding_window

@@ -1,7 +1,7 @@
 """Matrix products with fixed weights: y = W x + b. Decides how weights are laid out in memory; knows no model.
 
 On CPUs the weights are reordered once into oneDNN's blocked layout. Those products give a row the same bits whatever
-its neighbours, which plain `linear` does not; serial equivalence rests on it.
+its neighbours (compared up to 2048 rows), which plain `linear` does not; serial equivalence rests on it.
 
 T tokens in the step.
 """
@@ -61,20 +61,17 @@ class PackedLinear:
         self.out_features, self.in_features = weight.shape
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         self._bias = bias
-        # A single row takes another kernel that sums in another order, and in bfloat16 fewer than four rows a slow one.
-        self._min_rows = 2 if weight.dtype == torch.float32 else 4
 
     def __call__(self, x: Tensor) -> Tensor:
-        num_rows = x.shape[0]
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(self._pad(x), self._weight, self._bias, "none", [], "")
-        return y[:num_rows]
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(_two_rows(x), self._weight, self._bias, "none", [], "")
+        return y[: x.shape[0]]
 
     def add_to(self, y: Tensor, x: Tensor) -> Tensor:
-        num_rows = x.shape[0]
         linear_add = torch.ops.mkldnn._linear_pointwise.binary
-        y = linear_add(self._pad(x), self._pad(y), self._weight, self._bias, "add")
-        return y[:num_rows]
+        total: Tensor = linear_add(_two_rows(x), _two_rows(y), self._weight, self._bias, "add")
+        return total[: x.shape[0]]
 
-    def _pad(self, x: Tensor) -> Tensor:
-        missing = self._min_rows - x.shape[0]
-        return x if missing <= 0 else F.pad(x, (0, 0, 0, missing))
+
+def _two_rows(x: Tensor) -> Tensor:
+    """Give a single row a companion: alone it would take another kernel, which sums a deep product in another order."""
+    return F.pad(x, (0, 0, 0, 1)) if x.shape[0] == 1 else x

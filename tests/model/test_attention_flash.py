@@ -15,9 +15,9 @@ from model.attention_flash import (
 from tests.model.flash_stand_in import flash_attn_varlen_func, varlen_attn
 from tests.model.steps import random_case
 
-DECODE = [(1, 1), (16, 1), (17, 1), (50, 1)]
-PREFILL = [(5, 5), (16, 16), (33, 33)]
-CHUNKS = [(40, 1), (3, 1), (37, 8), (20, 16), (64, 3)]
+DECODE = [(1, 1), (16, 1), (17, 1), (35, 1)]
+MIXED = [(40, 1), (3, 1), (37, 4), (20, 16), (18, 18)]
+"""Decode rows, chunks in the middle of a prompt, whole prompts."""
 
 
 def _both() -> list[Attention]:
@@ -25,9 +25,9 @@ def _both() -> list[Attention]:
 
 
 @pytest.mark.parametrize("attention", _both(), ids=["vllm", "torch"])
-@pytest.mark.parametrize("window", [None, 1, 7, 40])
-@pytest.mark.parametrize("lengths", [DECODE, PREFILL, CHUNKS], ids=["decode", "prefill", "chunks"])
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 2), (4, 2), (3, 1)])
+@pytest.mark.parametrize("window", [None, 1, 20])
+@pytest.mark.parametrize("lengths", [DECODE, MIXED], ids=["decode", "mixed"])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 2), (6, 2)])
 def test_agrees_with_the_reference(
     attention: Attention, lengths: list[tuple[int, int]], num_heads: int, num_kv_heads: int, window: int | None
 ) -> None:
@@ -110,8 +110,8 @@ def test_without_a_kernel_the_error_says_what_would_work() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("window", [None, 1, 7, 40])
-@pytest.mark.parametrize("lengths", [DECODE, PREFILL, CHUNKS], ids=["decode", "prefill", "chunks"])
+@pytest.mark.parametrize("window", [None, 1, 20])
+@pytest.mark.parametrize("lengths", [DECODE, MIXED], ids=["decode", "mixed"])
 def test_the_kernel_on_the_card_agrees_with_the_reference(lengths: list[tuple[int, int]], window: int | None) -> None:
     device = torch.device("cuda")
     case = random_case(lengths, head_dim=64, dtype=torch.bfloat16)

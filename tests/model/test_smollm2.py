@@ -18,11 +18,11 @@ from model.runner import ModelRunner
 from model.weights import load_checkpoint
 from tests.model.decoding import generate, logits_of, scattered_tables, whole
 
-# "What is the capital of France, and what is it known for?" as a chat; the beginning of a story; and of a program.
+# "What is the capital of France, and what is it known for?" as a chat; the beginnings of a story and of a program.
 CHAT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 28, 284, 732, 314, 357, 1343, 327, 47, 2, 198, 1, 520, 9531, 198]
 STORY = [6403, 1980, 253, 655, 28, 281, 253, 1165, 6560, 411, 260, 3426, 28]
 PROGRAM = [1604, 3987, 46477, 24, 94, 727, 198]
-PROMPTS = [CHAT, STORY, PROGRAM]
+PROMPTS = [CHAT, STORY]
 NUM_NEW = 64
 
 
@@ -79,9 +79,8 @@ def test_greedy_tokens_are_those_of_transformers(weights: Weights) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_token_has_the_same_bits_alone_in_a_batch_and_in_chunks(weights: Weights, dtype: str) -> None:
     decoder = Decoder(weights.config, weights.tensors, choose_backend("cpu", dtype))
-    prompts = [prompt[i:] for i in range(2) for prompt in PROMPTS]
-    lengths = [len(prompt) for prompt in prompts]
-    together = logits_of(decoder, prompts, [[length - 2 for length in lengths], *[[1] * len(prompts)] * 2])
+    prompts = [CHAT, STORY, PROGRAM, CHAT[1:], STORY[2:]]
+    together = logits_of(decoder, prompts, [[len(prompt) - 1 for prompt in prompts], [1] * len(prompts)])
     for prompt, logits in zip(prompts, together, strict=True):
         assert torch.equal(logits, whole(decoder, prompt))
     [in_chunks] = logits_of(decoder, [CHAT], [[1], [9], [1], [12]])
