@@ -4,14 +4,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from server.settings import ENV_PREFIX, add_flags, read_settings
+from server.settings import ENV_PREFIX, Settings, add_flags, read_settings
 from server.version import VERSION
 
 _SERVE = "serve a model over HTTP, with llama-server's and OpenAI's routes"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
+def read_command(arguments: Sequence[str]) -> Settings:
+    """Return the settings of `cohort serve`. A wrong flag ends the process with code 2 and a message that names it."""
     parser = argparse.ArgumentParser(
         prog="cohort",
         description="Serve one language model with many LoRA adapters; every batch holds one adapter list.",
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"cohort {VERSION}")
     parser.add_argument("command", choices=["serve"], help=_SERVE)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="see: cohort serve --help")
-    command = parser.parse_args(arguments)
+    serve_arguments = parser.parse_args(arguments).arguments
 
     serve_parser = argparse.ArgumentParser(
         prog="cohort serve",
@@ -29,9 +29,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     add_flags(serve_parser)
-    settings = read_settings(serve_parser, command.arguments)
+    return read_settings(serve_parser, serve_arguments)
 
-    from server.lifecycle import serve  # after the settings: a wrong flag should not wait for torch
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    settings = read_command(sys.argv[1:] if arguments is None else arguments)
+    from server.lifecycle import serve  # only now: a wrong flag should not wait for torch
 
     return serve(settings)
 

@@ -34,7 +34,9 @@ class Door:
             return True
         scheme, _, token = headers.get("authorization", "").partition(" ")
         offered = token if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        return any(secrets.compare_digest(offered.strip().encode(), key.encode()) for key in self.api_keys)
+        # Header text is Latin-1 to Starlette, whatever bytes the client sent.
+        sent = offered.strip().encode("latin-1")
+        return any(secrets.compare_digest(sent, key.encode()) for key in self.api_keys)
 
 
 def engine_of(request: Request) -> Engine:

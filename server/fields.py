@@ -65,8 +65,6 @@ def real(low: float = -math.inf, high: float = math.inf) -> BeforeValidator:
 
 def _within(number: float, low: float, high: float) -> float:
     if not low <= number <= high:
-        if high == math.inf:
-            raise refuse(f"Value must be at least {low}, but got {number}")
         raise refuse(f"Value must be between {low} <= value <= {high}, but got {number}")
     return number
 
@@ -87,9 +85,10 @@ def _text_or_texts(value: object) -> tuple[str, ...]:
     return tuple(texts)
 
 
+IS_OBJECT = BeforeValidator(_typed(dict, "object"))
 Flag: TypeAlias = Annotated[bool, BeforeValidator(_typed(bool, "boolean"))]
 Text: TypeAlias = Annotated[str, BeforeValidator(_typed(str, "string"))]
-JsonObject: TypeAlias = Annotated[dict[str, object], BeforeValidator(_typed(dict, "object"))]
+JsonObject: TypeAlias = Annotated[dict[str, object], IS_OBJECT]
 JsonArray: TypeAlias = Annotated[list[object], BeforeValidator(_typed(list, "array"))]
 Texts: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_text_or_texts)]
 """One string or several."""

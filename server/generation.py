@@ -13,7 +13,7 @@ from scheduler.request import Request
 from server.engine import Engine
 from server.errors import BodyInvalid, FieldInvalid
 from server.fields import json_type
-from server.schemas import GenerationBody
+from server.schemas import MAX_PENALTY, GenerationBody
 
 Prompt: TypeAlias = tuple[int | str, ...]
 """Token ids and texts in order."""
@@ -168,6 +168,8 @@ def _logit_bias(tokenizer: Tokenizer, body: GenerationBody) -> tuple[tuple[int, 
         bias[checked_token_id(tokenizer, token_id, field)] = _bias_value(value, field)
     if body.ignore_eos:
         bias.update((token_id, -math.inf) for token_id in tokenizer.eog_ids)
+    if sum(value == -math.inf for value in bias.values()) == tokenizer.vocab_size:
+        raise FieldInvalid("logit_bias", "forbids every token of the vocabulary")
     return tuple(sorted(bias.items()))
 
 
@@ -199,6 +201,6 @@ def _bias_entries(tokenizer: Tokenizer, value: object) -> Iterator[tuple[int, ob
 def _bias_value(value: object, field: str) -> float:
     if value is False:
         return -math.inf
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= 1e30:
-        raise FieldInvalid(field, f"the bias must be a finite number or false, but got {value}")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= MAX_PENALTY:
+        raise FieldInvalid(field, f"the bias must be false or a number of at most {MAX_PENALTY:g}, but got {value}")
     return float(value)

@@ -14,12 +14,14 @@ from starlette.requests import Request
 
 from server import unsupported
 from server.errors import BodyInvalid, FieldInvalid
-from server.fields import Flag, JsonArray, JsonObject, Text, Texts, real, whole
+from server.fields import IS_OBJECT, Flag, JsonArray, JsonObject, Text, Texts, real, whole
 
 log = logging.getLogger(__name__)
 
 MAX_LOGPROBS = 1000
 """A bound, so that one request cannot make every step sort and send the whole vocabulary."""
+MAX_PENALTY = 1e6
+"""Larger ones overflow the logits, which would fail the whole step."""
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -45,7 +47,7 @@ class GenerationBody(BaseModel):
     n: Annotated[int, whole(1)] = Field(1, validation_alias=AliasChoices("n_cmpl", "n"))
     best_of: Annotated[int, whole(1)] | None = None
     stream: Flag = False
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: Annotated[StreamOptions, IS_OBJECT] = StreamOptions()
     cache_prompt: Flag = True
     id_slot: Annotated[int, whole(-1)] = -1
     stop: Texts = ()
@@ -62,11 +64,11 @@ class GenerationBody(BaseModel):
     min_p: Annotated[float, real(0, 1)] | None = None
     min_keep: Annotated[int, whole(0)] = 0
     repeat_last_n: Annotated[int, whole(-1)] | None = None
-    repeat_penalty: Annotated[float, real(1e-6)] | None = Field(
+    repeat_penalty: Annotated[float, real(1 / MAX_PENALTY, MAX_PENALTY)] | None = Field(
         None, validation_alias=AliasChoices("repeat_penalty", "repetition_penalty")
     )
-    presence_penalty: Annotated[float, real()] | None = None
-    frequency_penalty: Annotated[float, real()] | None = None
+    presence_penalty: Annotated[float, real(-MAX_PENALTY, MAX_PENALTY)] | None = None
+    frequency_penalty: Annotated[float, real(-MAX_PENALTY, MAX_PENALTY)] | None = None
     seed: Annotated[int, whole(-(2**63), 2**64 - 1)] | None = None
 
     @property

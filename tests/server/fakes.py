@@ -1,6 +1,7 @@
 """A small stand-in for the model: a tokenizer of single bytes, and an executor whose tokens are easy to foresee.
 
-The tokenizer is the real class over a vocabulary of 256 bytes and three special tokens, so one byte of text is one token.
+The tokenizer is the real class over a vocabulary of 256 bytes and three special tokens, so one byte of text is one
+token.
 """
 
 import threading
@@ -116,9 +117,7 @@ class Turnstile:
 class FakeExecutor:
     """Computes nothing: the token at each place of an answer comes from `answer`, given the key and the place."""
 
-    def __init__(
-        self, answer: Callable[[CohortKey, int], int] = letter, turnstile: Turnstile | None = None
-    ) -> None:
+    def __init__(self, answer: Callable[[CohortKey, int], int] = letter, turnstile: Turnstile | None = None) -> None:
         self.answer = answer
         self.turnstile = turnstile
         self.batches: list[Batch] = []
@@ -202,6 +201,4 @@ def fake_engine(
     )
     if adapters is None:
         adapters = [adapter_card(index) for index in range(len(settings.adapters))]
-    return assemble(
-        settings, card, tokenizer, tokenizer.chat_template, adapters, limits or fake_limits(), executor
-    )
+    return assemble(settings, card, tokenizer, tokenizer.chat_template, adapters, limits or fake_limits(), executor)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
+from typing import Any
 
 import httpx
 
@@ -93,7 +94,7 @@ def until(condition: Callable[[], bool]) -> None:
         pause.wait(0.002)
 
 
-def frames(response: httpx.Response) -> Iterator[dict[str, object]]:
+def frames(response: httpx.Response) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of a stream as they come, without the closing `[DONE]`."""
     for line in response.iter_lines():
         if line and line != "data: [DONE]":

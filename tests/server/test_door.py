@@ -40,9 +40,11 @@ def test_every_path_says_loading_until_the_model_is_ready() -> None:
 def locked() -> Iterator[httpx.Client]:
     """A client of a server that wants one of two keys."""
     settings = fake_settings().model_copy(update={"api_key": "first, sécond"})
-    with LiveServer(lambda settings: fake_engine(FakeExecutor(), settings), settings) as server:
-        with server.client() as client:
-            yield client
+    with (
+        LiveServer(lambda settings: fake_engine(FakeExecutor(), settings), settings) as server,
+        server.client() as client,
+    ):
+        yield client
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def locked() -> Iterator[httpx.Client]:
     [
         {},
         {"Authorization": "Bearer wrong"},
-        {"Authorization": "Bearer "},
+        {"Authorization": "Bearer"},
         {"Authorization": "first"},
         {"Authorization": "Basic first"},
         {"X-Api-Key": "firs"},
@@ -117,7 +119,9 @@ def test_an_unknown_path_or_method_is_not_found(client: httpx.Client, method: st
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
-@pytest.mark.parametrize("content", [b"", b"{", b'{"prompt": "a"', b"[1]", b'"x"', b"null", b"\xff\xfe\xff", b'{"prompt": "\\ud800"}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"prompt": "a"', b"[1]", b'"x"', b"null", b"\xff\xfe\xff", b'{"prompt": "\\ud800"}']
+)
 def test_a_body_that_is_no_object_is_refused(client: httpx.Client, path: str, content: bytes) -> None:
     response = client.post(path, content=content)
     assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")

@@ -1,7 +1,10 @@
-"""Adapter lists over real HTTP: one resolver for every route, strict about nonsense, and scales that replace each other."""
+"""Adapter lists over real HTTP: one resolver for every route, strict about nonsense, and scales that replace each
+other.
+"""
 
 import json
 import threading
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -100,7 +103,7 @@ def test_a_list_on_a_server_without_adapters_is_refused(bare_client: httpx.Clien
 
 
 @pytest.fixture(scope="module")
-def bare_client() -> "httpx.Client":  # type: ignore[misc]
+def bare_client() -> Iterator[httpx.Client]:
     """A client of a server without adapters."""
     with (
         LiveServer(lambda settings: fake_engine(FakeExecutor(), settings), fake_settings(num_adapters=0)) as server,

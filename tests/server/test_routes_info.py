@@ -71,7 +71,11 @@ def test_a_busy_slot_shows_its_request_and_the_effective_list() -> None:
             slots = client.get("/slots").json()
             assert [slot["is_processing"] for slot in slots] == [False, False, True, False]
             slot = slots[2]
-            assert (slot["n_prompt_tokens"], slot["n_prompt_tokens_processed"], slot["n_prompt_tokens_cache"]) == (4, 4, 0)
+            assert (slot["n_prompt_tokens"], slot["n_prompt_tokens_processed"], slot["n_prompt_tokens_cache"]) == (
+                4,
+                4,
+                0,
+            )
             assert slot["params"]["lora"] == [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 0.5}]
             assert slot["params"]["n_predict"] == 9
             assert slot["next_token"] == [{"has_next_token": True, "n_remain": 7, "n_decoded": 2}]
@@ -108,9 +112,11 @@ def test_metrics_are_served_in_the_format_asked_for(client: httpx.Client) -> Non
 def closed() -> Iterator[httpx.Client]:
     """A client of a server with slots and metrics switched off, and a model without a chat template."""
     settings = fake_settings().model_copy(update={"slots": False, "metrics": False})
-    with LiveServer(lambda settings: fake_engine(FakeExecutor(), settings, chat_template=None), settings) as server:
-        with server.client() as client:
-            yield client
+    with (
+        LiveServer(lambda settings: fake_engine(FakeExecutor(), settings, chat_template=None), settings) as server,
+        server.client() as client,
+    ):
+        yield client
 
 
 @pytest.mark.parametrize("path", ["/slots", "/metrics"])

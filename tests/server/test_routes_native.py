@@ -154,7 +154,7 @@ def test_probabilities_are_streamed_with_their_tokens(client: httpx.Client) -> N
     with client.stream("POST", "/completion", json=body) as response:
         *partials, final = frames(response)
     for frame in partials:
-        [probability] = frame["completion_probabilities"]  # type: ignore[misc, unused-ignore]
+        [probability] = frame["completion_probabilities"]
         assert [probability["id"]] == frame["tokens"]
         assert "timings" in frame
     assert "completion_probabilities" not in final
@@ -181,7 +181,10 @@ def test_timings_count_cached_and_computed_tokens(client: httpx.Client) -> None:
 
 
 def test_an_end_token_ends_the_answer_and_is_counted() -> None:
-    with LiveServer(lambda settings: fake_engine(FakeExecutor(says("hi\n")), settings)) as server, server.client() as client:
+    with (
+        LiveServer(lambda settings: fake_engine(FakeExecutor(says("hi\n")), settings)) as server,
+        server.client() as client,
+    ):
         result = client.post("/completion", json={"prompt": "ab", "return_tokens": True}).json()
         assert (result["content"], result["stop_type"], result["has_new_line"]) == ("hi\n", "eos", True)
         assert result["tokens"] == [*b"hi\n", EOS]

@@ -22,9 +22,7 @@ def test_a_text_completion_has_llama_servers_shape(client: httpx.Client, server:
     assert list(result) == [
         *("choices", "created", "model", "system_fingerprint", "object", "usage", "id", "timings"),
     ]
-    assert result["choices"] == [
-        {"text": expected(server, 3), "index": 0, "logprobs": None, "finish_reason": "length"}
-    ]
+    assert result["choices"] == [{"text": expected(server, 3), "index": 0, "logprobs": None, "finish_reason": "length"}]
     assert (result["model"], result["object"]) == ("fake", "text_completion")
     assert result["id"].startswith("chatcmpl-")
     assert result["system_fingerprint"].startswith("b")
@@ -79,7 +77,7 @@ def test_usage_is_a_last_chunk_without_choices_where_asked_for(client: httpx.Cli
     with client.stream("POST", path, json=body) as response:
         *others, last = frames(response)
     assert last["choices"] == []
-    assert last["usage"]["completion_tokens"] == 3  # type: ignore[index]
+    assert last["usage"]["completion_tokens"] == 3
     assert "timings" in last
     assert all(chunk["choices"] and "usage" not in chunk for chunk in others)
 
@@ -88,7 +86,7 @@ def test_usage_is_in_every_chunk_where_asked_for(client: httpx.Client) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"prompt": "ab", "max_tokens": 3, "stream": True, "stream_options": options}
     with client.stream("POST", "/v1/completions", json=body) as response:
-        counts = [frame["usage"]["completion_tokens"] for frame in frames(response)]  # type: ignore[index]
+        counts = [frame["usage"]["completion_tokens"] for frame in frames(response)]
     assert counts == [1, 2, 3, 3, 3]
 
 
@@ -106,7 +104,7 @@ def test_choices_are_streamed_side_by_side(client: httpx.Client, server: LiveSer
     texts = {0: "", 1: "", 2: ""}
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         for frame in frames(response):
-            [choice] = frame["choices"]  # type: ignore[misc]
+            [choice] = frame["choices"]
             texts[choice["index"]] += choice["delta"].get("content") or ""
     assert set(texts.values()) == {expected(server, 3)}
 
@@ -124,7 +122,7 @@ def test_logprobs_of_a_chat_have_the_alternatives_asked_for(client: httpx.Client
     streamed = []
     with client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as response:
         for frame in frames(response):
-            streamed += frame["choices"][0].get("logprobs", {}).get("content", [])  # type: ignore[index]
+            streamed += frame["choices"][0].get("logprobs", {}).get("content", [])
     assert streamed == content
 
 
@@ -139,7 +137,10 @@ def test_an_adapters_name_as_model_is_the_model_of_the_answer(client: httpx.Clie
 
 
 def test_an_answer_that_ends_itself_says_stop() -> None:
-    with LiveServer(lambda settings: fake_engine(FakeExecutor(says("hi")), settings)) as server, server.client() as client:
+    with (
+        LiveServer(lambda settings: fake_engine(FakeExecutor(says("hi")), settings)) as server,
+        server.client() as client,
+    ):
         result = client.post("/v1/chat/completions", json=CHAT).json()
         assert result["choices"][0] == {
             "finish_reason": "stop",
@@ -148,5 +149,5 @@ def test_an_answer_that_ends_itself_says_stop() -> None:
         }
         assert result["usage"]["completion_tokens"] == 3
         with client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as response:
-            texts = [frame["choices"][0]["text"] for frame in frames(response)]  # type: ignore[index]
+            texts = [frame["choices"][0]["text"] for frame in frames(response)]
         assert texts == ["h", "i", ""]

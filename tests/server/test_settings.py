@@ -1,0 +1,137 @@
+"""Settings: llama-server's flags, the environment, their order, and what a wrong one says."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from server.settings import AdapterArgument, Flag, Settings, add_flags, read_settings
+
+
+def read(*arguments: str) -> Settings:
+    """Read a command line."""
+    parser = argparse.ArgumentParser(prog="cohort serve", allow_abbrev=False)
+    add_flags(parser)
+    return read_settings(parser, arguments)
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"COHORT_{name.upper()}", raising=False)
+
+
+def test_the_defaults_are_the_documented_ones() -> None:
+    settings = read("-m", "x")
+    assert (settings.host, settings.port, settings.parallel, settings.batch_size) == ("127.0.0.1", 8080, 16, 256)
+    assert (settings.ctx_size, settings.n_predict, settings.seed) == (0, -1, -1)
+    assert (settings.temp, settings.top_k, settings.top_p, settings.min_p) == (0.8, 40, 0.95, 0.05)
+    assert (settings.metrics, settings.slots, settings.adapters) == (True, True, ())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "value"),
+    [
+        (["--model", "y"], "model", Path("y")),
+        (["-a", "b,a"], "alias", "b,a"),
+        (["-c", "4096"], "ctx_size", 4096),
+        (["-np", "3"], "parallel", 3),
+        (["--parallel", "3"], "parallel", 3),
+        (["-b", "64"], "batch_size", 64),
+        (["-t", "2"], "threads", 2),
+        (["-n", "7"], "n_predict", 7),
+        (["--host", "::1"], "host", "::1"),
+        (["--metrics"], "metrics", True),
+        (["--no-metrics"], "metrics", False),
+        (["--no-slots"], "slots", False),
+        (["--temp", "0"], "temp", 0.0),
+        (["--dtype", "float32"], "dtype", "float32"),
+        (["--api-key-file", "keys"], "api_key_file", Path("keys")),
+        (["--chat-template", "{{ messages }}"], "chat_template", "{{ messages }}"),
+        (["--shutdown-grace", "1.5"], "shutdown_grace", 1.5),
+        (["--lora-init-without-apply"], "lora_init_without_apply", True),
+    ],
+)
+def test_flags_are_llama_servers(arguments: list[str], field: str, value: object) -> None:
+    assert getattr(read("-m", "x", *arguments), field) == value
+
+
+def test_adapters_keep_the_order_of_the_command_line() -> None:
+    arguments = ["-m", "x", "--lora", "a,b", "--lora-scaled", "C:/d.gguf:0.5,e:-1", "--lora", "f"]
+    assert [(item.path, item.scale) for item in read(*arguments).adapters] == [
+        ("a", 1.0),
+        ("b", 1.0),
+        ("C:/d.gguf", 0.5),
+        ("e", -1.0),
+        ("f", 1.0),
+    ]
+
+
+def test_the_command_line_wins_over_the_environment_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COHORT_MODEL", "m")
+    monkeypatch.setenv("COHORT_PARALLEL", "3")
+    monkeypatch.setenv("COHORT_PORT", "9000")
+    monkeypatch.setenv("COHORT_SLOTS", "false")
+    settings = read("-np", "5", "--slots")
+    assert (settings.model, settings.parallel, settings.port, settings.slots) == (Path("m"), 5, 9000, True)
+    assert settings.batch_size == 256
+
+
+def test_adapters_of_the_environment_give_way_to_those_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COHORT_LORA", "a,b")
+    monkeypatch.setenv("COHORT_LORA_SCALED", "c:0.5")
+    scaled = AdapterArgument("c", 0.5)
+    assert read("-m", "x").adapters == (AdapterArgument("a"), AdapterArgument("b"), scaled)
+    assert read("-m", "x", "--lora", "d").adapters == (AdapterArgument("d"),)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--frobnicate"], ["--frobnicate"]),
+        (["--para", "3"], ["--para"]),
+        (["-np", "0"], ["-np/--parallel", "'0'"]),
+        (["-np", "many"], ["-np/--parallel", "'many'"]),
+        (["--port", "70000"], ["--port", "65535", "'70000'"]),
+        (["--device", "tpu"], ["--device", "'cuda'", "'tpu'"]),
+        (["--temp", "nan"], ["--temp", "'nan'"]),
+        (["--top-p", "1.5"], ["--top-p", "'1.5'"]),
+        (["--lora-scaled", "a"], ["--lora-scaled", "PATH:SCALE", "'a'"]),
+        (["--lora-scaled", "a:b"], ["--lora-scaled", "'a:b'"]),
+        (["--lora-scaled", "a:inf"], ["--lora-scaled", "'a:inf'"]),
+        (["--lora-scaled", ":1"], ["--lora-scaled", "':1'"]),
+        (["-c"], ["-c"]),
+    ],
+)
+def test_a_wrong_flag_is_named_and_the_code_is_2(
+    arguments: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        read("-m", "x", *arguments)
+    assert exit_.value.code == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert all(part in message for part in parts), message
+
+
+def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COHORT_PARALLEL", "0")
+    monkeypatch.setenv("COHORT_LORA_SCALED", "a")
+    with pytest.raises(SystemExit) as exit_:
+        read("-m", "x")
+    assert exit_.value.code == 2
+    message = capsys.readouterr().err
+    assert "COHORT_PARALLEL" in message
+    assert "COHORT_LORA_SCALED" in message
+
+
+def test_a_missing_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read()
+    assert "-m/--model is required" in capsys.readouterr().err
+
+
+def test_every_setting_has_a_flag_and_a_help() -> None:
+    for name, field in Settings.model_fields.items():
+        [flag] = [item for item in field.metadata if isinstance(item, Flag)]
+        assert flag.help, name
+        assert flag.names[-1].startswith("--"), name

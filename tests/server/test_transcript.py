@@ -1,0 +1,109 @@
+"""From tokens to text, without HTTP."""
+
+from collections.abc import Sequence
+
+from model.detokenizer import Detokenizer
+from model.stop_strings import StopStrings
+from scheduler.batch import Sample, SamplingParams
+from scheduler.events import Finished, FinishReason, TokenSampled
+from scheduler.loop import TokenStream
+from scheduler.request import Request
+from server.generation import Choice
+from server.transcript import Piece, Transcript
+from tests.server.fakes import EOS, byte_tokenizer
+
+
+def transcript(stop: Sequence[str] = ()) -> Transcript:
+    """An empty answer to a prompt of three tokens, admitted at 10 s."""
+    request = Request(0, (), (1, 2, 3), SamplingParams(), 100, frozenset({EOS}))
+    request.admitted_s = 10.0
+    return Transcript(Choice(0, 0, request), TokenStream(request), Detokenizer(byte_tokenizer()), StopStrings(stop))
+
+
+def add(answer: Transcript, tokens: bytes | list[int]) -> list[Piece | None]:
+    """Give the answer tokens at 11 s, 12 s, ….."""
+    pieces = []
+    for token_id in tokens:
+        index = answer.num_generated
+        pieces.append(answer.add(TokenSampled(0, (), index, Sample(0, token_id), 0.0, 11.0 + index)))
+    return pieces
+
+
+def finish(answer: Transcript, reason: FinishReason) -> Piece | None:
+    """End the answer."""
+    return answer.finish(Finished(0, (), reason, "", 3, answer.num_generated, 0, 0.0, 99.0))
+
+
+def texts(pieces: Sequence[Piece | None]) -> list[str | None]:
+    """Only the text of the pieces."""
+    return [None if piece is None else piece.text for piece in pieces]
+
+
+def test_a_token_of_plain_text_is_a_piece() -> None:
+    answer = transcript()
+    assert texts(add(answer, b"ab")) == ["a", "b"]
+    assert finish(answer, FinishReason.LIMIT) is None
+    assert (answer.text, answer.reason) == ("ab", FinishReason.LIMIT)
+
+
+def test_held_tokens_come_with_the_text_they_belong_to() -> None:
+    answer = transcript()
+    _, held, piece = add(answer, b"a\xc3\xa9")
+    assert held is None
+    assert piece is not None
+    assert [sample.token_id for sample in piece.samples] == [0xC3, 0xA9]
+
+
+def test_an_unfinished_character_is_shown_at_the_end() -> None:
+    answer = transcript()
+    assert texts(add(answer, b"a\xe2\x82")) == ["a", None, None]
+    piece = finish(answer, FinishReason.LIMIT)
+    assert piece is not None
+    assert (piece.text, len(piece.samples)) == ("\ufffd", 2)
+
+
+def test_text_that_may_become_a_stop_string_is_held_back() -> None:
+    answer = transcript(["abc"])
+    assert texts(add(answer, b"xabd")) == ["x", None, None, "abd"]
+
+
+def test_text_held_back_is_shown_at_the_end() -> None:
+    answer = transcript(["abc"])
+    add(answer, b"xab")
+    assert texts([finish(answer, FinishReason.LIMIT)]) == ["ab"]
+    assert answer.text == "xab"
+
+
+def test_a_stop_string_ends_the_answer_before_it() -> None:
+    answer = transcript(["bc"])
+    assert texts(add(answer, b"abc")) == ["a", None, None]
+    assert (answer.text, answer.reason, answer.stopping_word) == ("a", FinishReason.WORD, "bc")
+    assert [sample.token_id for sample in answer.samples] == [ord("a")]
+    assert answer.num_generated == 3
+
+
+def test_a_stop_string_that_the_last_bytes_complete_ends_the_answer() -> None:
+    answer = transcript(["\ufffd"])
+    add(answer, b"a\xe2")
+    assert finish(answer, FinishReason.LIMIT) is None
+    assert (answer.text, answer.reason) == ("a", FinishReason.WORD)
+
+
+def test_an_end_token_is_shown_without_text() -> None:
+    answer = transcript()
+    assert texts(add(answer, [97, EOS])) == ["a", None]
+    piece = finish(answer, FinishReason.EOS)
+    assert piece is not None
+    assert (piece.text, [sample.token_id for sample in piece.samples]) == ("", [EOS])
+
+
+def test_times_leave_the_queue_out() -> None:
+    answer = transcript()
+    add(answer, b"abc")
+    assert (answer.prompt_ms, answer.generation_ms) == (1000.0, 2000.0)
+
+
+def test_an_empty_answer_took_no_time() -> None:
+    answer = transcript()
+    finish(answer, FinishReason.ABORT)
+    assert (answer.prompt_ms, answer.generation_ms, answer.text) == (0.0, 0.0, "")
