@@ -29,10 +29,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepOutput:
-        """Compute a batch: write the KV of its tokens, and sample one token for each row that has `sampling`.
-
-        Raises model.sampler.SamplingError naming the rows at fault.
-        """
+        """Compute a batch: write the KV of its tokens, and sample one token for each row that has `sampling`."""
         lora = self._lora_cache.get(batch.key)
         device = self._decoder.backend.device
         token_ids, step, logit_rows = step_tensors(batch.rows, device)

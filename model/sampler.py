@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from scheduler.batch import Row, Sample, SamplingParams, TokenLogprob
+from scheduler.batch import Row, RowFault, Sample, SamplingParams, TokenLogprob
 
 Floats: TypeAlias = npt.NDArray[np.floating]
 Ids: TypeAlias = npt.NDArray[np.int64]
@@ -28,40 +28,29 @@ _MASK64 = 2**64 - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
 
-class SamplingError(ValueError):
-    """Some rows have no token to choose. The others are unharmed: the step can be run again without `request_ids`."""
-
-    def __init__(self, faults: Sequence[tuple[int, str]]) -> None:
-        super().__init__("; ".join(f"request {request_id}: {fault}" for request_id, fault in faults))
-        self.faults = tuple(faults)
-
-    @property
-    def request_ids(self) -> tuple[int, ...]:
-        """The requests whose rows failed."""
-        return tuple(request_id for request_id, _ in self.faults)
+class _NoToken(Exception):
+    """There is no token to choose for this row; says why."""
 
 
-def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sample]:
+def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sample | RowFault]:
     """Choose a token for each row: `logits` (S, V) float32 on any device, `rows` S rows with `sampling`.
 
-    Modifies nothing. Raises SamplingError, naming every request at fault, where logits are NaN, all are -inf (a
-    `logit_bias` can do that), the largest is infinite, or `logit_bias` names a token outside the vocabulary.
+    Modifies nothing. A row is at fault where its logits hold NaN, all are -inf (a `logit_bias` can do that), the largest
+    is infinite, or `logit_bias` names a token outside the vocabulary; it says nothing of the other rows.
     """
     assert logits.dtype == torch.float32, logits.dtype
     assert logits.dim() == 2, logits.shape
-    samples: list[Sample] = []
-    faults: list[tuple[int, str]] = []
     host = logits.detach().cpu().numpy()  # (S, V)
     # Overflow and NaN are looked for where they matter, in `_fault_of`.
     with np.errstate(all="ignore"):
-        for row_logits, row in zip(host, rows, strict=True):
-            try:
-                samples.append(_sample_row(row_logits, row))
-            except SamplingError as error:
-                faults.extend(error.faults)
-    if faults:
-        raise SamplingError(faults)
-    return samples
+        return [_outcome(row_logits, row) for row_logits, row in zip(host, rows, strict=True)]
+
+
+def _outcome(logits: Floats, row: Row) -> Sample | RowFault:
+    try:
+        return _sample_row(logits, row)
+    except _NoToken as fault:
+        return RowFault(row.request_id, str(fault))
 
 
 def uniform(seed: int, position: int) -> float:
@@ -86,7 +75,7 @@ def _sample_row(logits: Floats, row: Row) -> Sample:
     adjusted = _penalised(_biased(logits, row), row)
     best = int(adjusted.argmax())  # the lowest id of the largest; of a NaN, if there is one
     if not math.isfinite(adjusted[best]):
-        raise SamplingError([(row.request_id, _fault_of(logits, float(adjusted[best])))])
+        raise _NoToken(_fault_of(logits, float(adjusted[best])))
     token_id = best if params.temperature <= 0 else _draw(adjusted, params, uniform(params.seed, row.end))
     if params.num_logprobs is None:
         return Sample(row.request_id, token_id)
@@ -113,8 +102,7 @@ def _biased(logits: Floats, row: Row) -> Floats:
     ids, biases = zip(*row.sampling.logit_bias, strict=True)
     for token_id in ids:
         if not 0 <= token_id < logits.size:
-            fault = f"logit_bias names token {token_id}, the vocabulary has {logits.size}"
-            raise SamplingError([(row.request_id, fault)])
+            raise _NoToken(f"logit_bias names token {token_id}, the vocabulary has {logits.size}")
     biased = logits.copy()
     np.add.at(
         biased, np.array(ids), np.array(biases, dtype=np.float64).astype(np.float32)

@@ -100,7 +100,15 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class StepOutput:
-    """One sample for each row of the batch that has `sampling`, in the order of the rows."""
+class RowFault:
+    """A row for which no token can be chosen. Its request ends; the other rows of the batch are unharmed."""
 
-    samples: tuple[Sample, ...]
+    request_id: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """One outcome for each row of the batch that has `sampling`, in the order of the rows."""
+
+    samples: tuple[Sample | RowFault, ...]

@@ -9,7 +9,7 @@ them."""
 
 from dataclasses import dataclass
 
-from scheduler.batch import BLOCK_SIZE, Batch, Row, Sample, StepOutput
+from scheduler.batch import BLOCK_SIZE, Batch, Row, RowFault, Sample, StepOutput
 from scheduler.blocks import BlockPool
 from scheduler.cohort import CohortKey, cache_seed
 from scheduler.errors import PromptEmpty, PromptTooLong, QueueFull, SlotUnknown
@@ -138,7 +138,9 @@ class Scheduler:
         for row in batch.rows:
             sample = next(samples) if row.sampling is not None else None
             request = self._requests.get(row.request_id)
-            if request is not None:
+            if isinstance(sample, RowFault):
+                self.end(row.request_id, FinishReason.ERROR, now, sample.message)
+            elif request is not None:
                 self._advance(request, row, sample, now)
 
     def fail(self, message: str, now: float) -> None:

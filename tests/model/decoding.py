@@ -9,7 +9,7 @@ from model.decoder import Decoder
 from model.kv_cache import KVCache
 from model.lora import LoraStack
 from model.runner import ModelRunner, step_tensors
-from scheduler.batch import BLOCK_SIZE, Batch, Row, SamplingParams
+from scheduler.batch import BLOCK_SIZE, Batch, Row, Sample, SamplingParams
 from scheduler.cohort import CohortKey
 
 JUNK = 3.0
@@ -95,5 +95,6 @@ def generate(
             rows.append(Row(i, tuple(tokens[computed[i] : end]), computed[i], tables[i], sampling))
             computed[i] = end
         for sample in runner.execute(Batch(0, key, tuple(rows))).samples:
+            assert isinstance(sample, Sample), sample
             outputs[sample.request_id].append(sample.token_id)
     return outputs

@@ -1,6 +1,7 @@
 """What the sampler chooses, against a reference written from the definitions over the whole vocabulary."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.sampler import SamplingError, sample, uniform
-from scheduler.batch import Row, Sample, SamplingParams
+from model.sampler import sample, uniform
+from scheduler.batch import Row, RowFault, Sample, SamplingParams
 from scheduler.request import Request
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -25,6 +26,7 @@ def row(params: SamplingParams, *, position: int = 10, history: tuple[int, ...] 
 
 def choose(logits: list[float] | npt.NDArray[np.float32], a_row: Row) -> Sample:
     [chosen] = sample(torch.tensor(np.array([logits], dtype=np.float32)), [a_row])
+    assert isinstance(chosen, Sample), chosen
     return chosen
 
 
@@ -260,21 +262,26 @@ def test_no_logprobs_are_computed_unless_wanted() -> None:
     ],
 )
 @pytest.mark.parametrize("params", [GREEDY, PLAIN, replace(PLAIN, top_k=1)])
-def test_a_row_without_a_token_to_choose_is_refused(
+def test_a_row_without_a_token_to_choose_is_at_fault(
     logits: list[float], bias: tuple[tuple[int, float], ...], fault: str, params: SamplingParams
 ) -> None:
-    with pytest.raises(SamplingError, match=f"request 7: {fault}"):
-        choose(logits, row(replace(params, logit_bias=bias), request_id=7))
+    tensor = torch.tensor([logits], dtype=torch.float32)
+
+    [outcome] = sample(tensor, [row(replace(params, logit_bias=bias), request_id=7)])
+
+    assert isinstance(outcome, RowFault)
+    assert outcome.request_id == 7
+    assert re.match(fault, outcome.message)
 
 
-def test_the_error_names_every_request_at_fault_and_no_other() -> None:
+def test_a_faulty_row_leaves_the_others_unharmed() -> None:
     logits = torch.tensor([[math.nan, 0.0], [0.0, 1.0], [0.0, math.nan]])
     rows = [row(GREEDY, request_id=4), row(GREEDY, request_id=5), row(GREEDY, request_id=6)]
 
-    with pytest.raises(SamplingError) as caught:
-        sample(logits, rows)
+    outcomes = sample(logits, rows)
 
-    assert caught.value.request_ids == (4, 6)
+    assert [type(outcome) for outcome in outcomes] == [RowFault, Sample, RowFault]
+    assert outcomes[1] == Sample(5, 1)
 
 
 def test_the_whole_vocabulary_of_a_real_model_is_sampled_exactly() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler.batch import Sample, SamplingParams, StepOutput
+from scheduler.batch import RowFault, Sample, SamplingParams, StepOutput
 from scheduler.cohort import BASE
 from scheduler.core import Scheduler
 from scheduler.errors import PromptEmpty, PromptTooLong, QueueFull, SlotUnknown
@@ -245,6 +245,17 @@ def test_failed_step_ends_its_own_requests_with_the_message_and_no_others() -> N
     finish = finish_of(scheduler.take_events())
     assert (finish.request_id, finish.reason, finish.message) == (0, FinishReason.ERROR, "out of memory")
     assert step(scheduler).key == LIST_B
+
+
+def test_a_row_at_fault_ends_its_request_and_leaves_the_rest_of_the_batch_alone() -> None:
+    scheduler = start(make_request(0), make_request(1), make_request(2))
+    batch = scheduler.plan(0.0)
+    assert batch is not None
+    scheduler.commit(StepOutput((Sample(0, 7), RowFault(1, "the logits hold NaN"), Sample(2, 7))), 0.0)
+    scheduler.validate()
+    finish = finish_of(scheduler.take_events())
+    assert (finish.request_id, finish.reason, finish.message) == (1, FinishReason.ERROR, "the logits hold NaN")
+    assert ids_of(step(scheduler)) == [0, 2]
 
 
 @pytest.mark.parametrize("request_id", [0, 77])
