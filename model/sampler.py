@@ -35,9 +35,8 @@ class _NoToken(Exception):
 def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sample | RowFault]:
     """Choose a token for each row: `logits` (S, V) float32 on any device, `rows` S rows with `sampling`.
 
-    Modifies nothing. A row is at fault where its logits hold NaN, all are -inf (a `logit_bias` can do that), the largest
-    is infinite, or `logit_bias` names a token outside the vocabulary; it says nothing of the other rows.
-    """
+    Modifies nothing. A row is at fault where its logits hold NaN, all are -inf (a `logit_bias` can do that), the
+    largest is infinite, or `logit_bias` names a token outside the vocabulary; it says nothing of the other rows."""
     assert logits.dtype == torch.float32, logits.dtype
     assert logits.dim() == 2, logits.shape
     host = logits.detach().cpu().numpy()  # (S, V)
