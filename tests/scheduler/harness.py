@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from scheduler.batch import BLOCK_SIZE, Batch
+from scheduler.batch import BLOCK_SIZE, Batch, RowFault, StepOutput
 from scheduler.cohort import cache_seed
 from scheduler.core import Scheduler, SchedulerLimits
 from scheduler.errors import PromptEmpty, PromptTooLong, QueueFull, Refusal, SlotUnknown
@@ -82,12 +82,18 @@ class Harness:
         self.counts["several cohorts"] += self.turns.num_runnable > 1
         return batch
 
-    def commit(self) -> None:
-        """Compute the step in flight, as late as possible, and commit it."""
+    def commit(self, *, has_fault: bool = False) -> None:
+        """Compute the step in flight, as late as possible, and commit it; perhaps with a fault in its last row."""
         assert self.scheduler.in_flight is not None
-        output = self.model.execute(self.scheduler.in_flight)
-        self.scheduler.commit(output, self._tick())
+        samples = self.model.execute(self.scheduler.in_flight).samples
+        faults = [RowFault(sample.request_id, "no token") for sample in samples[-1:] if has_fault]
+        harmed = {fault.request_id for fault in faults} - self.finished.keys()
+        ended = set(self.finished)
+        self.scheduler.commit(StepOutput((*samples[: len(samples) - len(faults)], *faults)), self._tick())
         self._observe()
+        failed = {other for other in self.finished.keys() - ended if self.finished[other].reason is FinishReason.ERROR}
+        assert failed == harmed, "a fault in one row must end its own request and no other"
+        self.counts["faulty row"] += len(harmed)
 
     def fail(self) -> None:
         """Let the step in flight fail after it has written everything."""

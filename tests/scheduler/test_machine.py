@@ -138,12 +138,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.running.plan()
 
     @precondition(lambda self: self.is_in_flight)
-    @rule(fails=st.sampled_from([False] * 7 + [True]))
-    def land(self, fails: bool) -> None:
-        if fails:
+    @rule(outcome=st.sampled_from(["sound"] * 6 + ["faulty row", "failed"]))
+    def land(self, outcome: str) -> None:
+        if outcome == "failed":
             self.running.fail()
         else:
-            self.running.commit()
+            self.running.commit(has_fault=outcome == "faulty row")
 
     @precondition(lambda self: not self.is_in_flight)
     @rule(count=st.integers(1, 40))
@@ -203,7 +203,7 @@ def play(seed: int, num_moves: int) -> Harness:
         elif choose.random() < 0.01:
             harness.fail()
         else:
-            harness.commit()
+            harness.commit(has_fault=choose.random() < 0.01)
     harness.drain()
     return harness
 
@@ -227,6 +227,7 @@ def test_long_games_on_small_pools_keep_every_invariant_and_meet_every_rare_case
         "chunked prompt": 50,
         "decode and prefill in one step": 20,
         "failed step": 10,
+        "faulty row": 10,
         "QueueFull": 20,
         "PromptEmpty": 5,
         "PromptTooLong": 1,
