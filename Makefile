@@ -6,7 +6,7 @@ ARGS ?=
 
 BIN := .venv/bin
 DEMO_MODEL = $$($(BIN)/python docs/demo/model_path.py)
-DEMO_LORAS := --lora docs/demo/pirate --lora docs/demo/shout --lora-init-without-apply
+DEMO_LORAS := --lora docs/demo/pirate --lora docs/demo/emoji --lora-init-without-apply
 
 .PHONY: serve test check lint bench test-long demo-adapters clean
 .DEFAULT_GOAL := test

@@ -15,7 +15,7 @@ from docs.demo.model_path import demo_model_path
 from tests.load.client import HttpError, get_text
 
 ROOT = Path(__file__).parents[2]
-ADAPTERS = ("pirate", "shout")
+ADAPTERS = ("pirate", "emoji")
 
 
 @contextmanager
