@@ -27,6 +27,8 @@ log = logging.getLogger("cohort")
 
 _CLOSE_S = 5
 """How long clients may take to read the ends of their answers."""
+_KEEP_ALIVE_S = 75
+"""Longer than the pauses of load tools, which would otherwise meet a connection that closes under their request."""
 
 
 class _WebServer(uvicorn.Server):
@@ -53,6 +55,7 @@ class Service:
             lifespan="off",
             server_header=False,
             headers=[("Server", "cohort")],
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSE_S,
         )
         self._web = _WebServer(config)
@@ -110,7 +113,10 @@ def read_api_keys(settings: Settings) -> frozenset[str]:
 def listen(settings: Settings) -> socket.socket:
     """Return a socket that listens where the settings say. Raises OSError."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    # Connections inherit it. asyncio does not set it on sockets made like this, and a token would wait for an ACK.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def serve(settings: Settings, load: Callable[[Settings], Engine] = load_engine) -> int:
