@@ -73,7 +73,7 @@ def is_id(value: object) -> bool:
 
 
 async def encode_prompt(
-    tokenizer: Tokenizer, prompt: Prompt, field: str = "prompt", *, add_special: bool = True, parse_special: bool = True
+    tokenizer: Tokenizer, prompt: Prompt, field: str, *, add_special: bool = True, parse_special: bool = True
 ) -> tuple[int, ...]:
     """Return the tokens of `prompt`. With `add_special` a text at its beginning gets the model's BOS, where the
     model adds one; with `parse_special` the text of a special token is that token. Raises FieldInvalid.
@@ -100,9 +100,13 @@ def checked_token_id(tokenizer: Tokenizer, token_id: int, field: str) -> int:
     return token_id
 
 
-def make_choices(engine: Engine, body: GenerationBody, prompts: Sequence[tuple[int, ...]]) -> list[Choice]:
-    """Return one request for each of the `n` choices of each prompt, in the order of the answer. Raises
-    FieldInvalid.
+async def make_choices(
+    engine: Engine, body: GenerationBody, prompts: Sequence[Prompt], field: str = "prompt"
+) -> list[Choice]:
+    """Return one request for each of the `n` choices of each prompt, in the order of the answer. Raises FieldInvalid.
+
+    The adapter list is resolved before anything is awaited, so scales that are set while a long prompt is tokenised do
+    not change it. `field` is where the prompts come from, for messages.
     """
     num_slots = engine.loop.scheduler.limits.num_slots
     if body.n > num_slots:
@@ -110,9 +114,11 @@ def make_choices(engine: Engine, body: GenerationBody, prompts: Sequence[tuple[i
     if body.best_of is not None and body.best_of not in (1, body.n):
         raise FieldInvalid("best_of", f"is supported only as 1 or as n, which is {body.n}, but got {body.best_of}")
     key = engine.adapters.resolve(body.lora, body.model)
+    tokenizer = engine.tokenizer
     sampling = _sampling(engine, body)
     max_new_tokens = _max_new_tokens(engine, body)
-    eog_ids: frozenset[int] = frozenset() if body.ignore_eos else engine.tokenizer.eog_ids
+    eog_ids: frozenset[int] = frozenset() if body.ignore_eos else tokenizer.eog_ids
+    encoded = [await encode_prompt(tokenizer, prompt, field) for prompt in prompts]
     return [
         Choice(
             index=prompt_index * body.n + choice_index,
@@ -128,7 +134,7 @@ def make_choices(engine: Engine, body: GenerationBody, prompts: Sequence[tuple[i
                 reuse_prefix=body.cache_prompt,
             ),
         )
-        for prompt_index, prompt in enumerate(prompts)
+        for prompt_index, prompt in enumerate(encoded)
         for choice_index in range(body.n)
     ]
 

@@ -65,8 +65,9 @@ class Service:
         serving = asyncio.create_task(self._web.serve([listener]), name="http")
         try:
             engine = await asyncio.to_thread(self._load, self.settings)
-        except (ValueError, OSError, MemoryError) as error:
+        except (ValueError, OSError, MemoryError, RuntimeError) as error:  # torch's own errors are RuntimeErrors
             log.error("cannot start: %s", str(error) or type(error).__name__)
+            log.debug("where it failed:", exc_info=error)
             return 1
         else:
             return await self._run_engine(engine)
@@ -128,11 +129,11 @@ def serve(settings: Settings, load: Callable[[Settings], Engine] = load_engine) 
 
     async def run() -> int:
         service = Service(settings, load)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, _on_signal, service)
         listener = listen(settings)
         host, port = listener.getsockname()[:2]
         log.info("listening on http://%s:%d, loading %s", f"[{host}]" if ":" in host else host, port, settings.model)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, _on_signal, service)
         return await service.run(listener)
 
     try:

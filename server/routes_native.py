@@ -18,8 +18,7 @@ async def completion(request: Request) -> Answer:
     """Complete one or several prompts."""
     engine = engine_of(request)
     body = await read_body(request, CompletionBody, engine.unknown_fields)
-    prompts = [await encode_prompt(engine.tokenizer, prompt) for prompt in read_prompts(body.prompt)]
-    choices = make_choices(engine, body, prompts)
+    choices = await make_choices(engine, body, read_prompts(body.prompt))
     return Answer(engine, choices, body.stop, NativeDialect(engine, body, has_many=len(choices) > 1), body.stream)
 
 

@@ -5,9 +5,10 @@ from starlette.routing import Route
 
 from server.chat import render_chat
 from server.door import engine_of
-from server.generation import encode_prompt, make_choices, read_prompts
+from server.errors import FieldInvalid
+from server.generation import make_choices, read_prompts
 from server.openai_format import OpenAIDialect
-from server.schemas import ChatBody, CompletionBody, read_body
+from server.schemas import ChatBody, CompletionBody, GenerationBody, read_body
 from server.streaming import Answer
 
 
@@ -15,8 +16,8 @@ async def completions(request: Request) -> Answer:
     """Complete one or several prompts."""
     engine = engine_of(request)
     body = await read_body(request, CompletionBody, engine.unknown_fields)
-    prompts = [await encode_prompt(engine.tokenizer, prompt) for prompt in read_prompts(body.prompt)]
-    choices = make_choices(engine, body, prompts)
+    _refuse_native_fields(body)
+    choices = await make_choices(engine, body, read_prompts(body.prompt))
     return Answer(engine, choices, body.stop, OpenAIDialect(engine, body, "text"), body.stream)
 
 
@@ -24,9 +25,16 @@ async def chat_completions(request: Request) -> Answer:
     """Answer a conversation."""
     engine = engine_of(request)
     body = await read_body(request, ChatBody, engine.unknown_fields)
-    prompt = await encode_prompt(engine.tokenizer, (render_chat(engine, body),), "messages")
-    choices = make_choices(engine, body, [prompt])
+    _refuse_native_fields(body)
+    choices = await make_choices(engine, body, [(render_chat(engine, body),)], "messages")
     return Answer(engine, choices, body.stop, OpenAIDialect(engine, body, "chat"), body.stream)
+
+
+def _refuse_native_fields(body: GenerationBody) -> None:
+    """Raise FieldInvalid where a field is used that only the native form of answers can honour."""
+    for field, is_used in (("response_fields", bool(body.response_fields)), ("return_tokens", body.return_tokens)):
+        if is_used:
+            raise FieldInvalid(field, "is supported by /completion only")
 
 
 routes = [

@@ -1,6 +1,10 @@
-"""`cohort serve` around the fake model, whose fourth step never ends: `python -m tests.server.fake_main serve …`."""
+"""`cohort serve` around the fake model, whose fourth step never ends: `python -m tests.server.fake_main serve …`.
+
+The model `never` takes forever to load.
+"""
 
 import sys
+import threading
 
 from server.__main__ import read_command
 from server.engine import Engine
@@ -11,6 +15,8 @@ from tests.server.fakes import FakeExecutor, Turnstile, fake_engine
 
 def load(settings: Settings) -> Engine:
     """Return the fake engine under the settings of the command line."""
+    if settings.model.name == "never":
+        threading.Event().wait(60)
     turnstile = Turnstile()
     turnstile.let(3)
     return fake_engine(FakeExecutor(turnstile=turnstile), settings)

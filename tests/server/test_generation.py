@@ -20,7 +20,7 @@ def engine() -> Engine:
 
 def choices(engine: Engine, **body: object) -> list[Choice]:
     """The requests that a body makes for two prompts."""
-    return make_choices(engine, parse(CompletionBody, body), [(1, 2), (3,)])
+    return asyncio.run(make_choices(engine, parse(CompletionBody, body), [(1, 2), (3,)]))
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_what_is_no_prompt_is_refused(value: object, part: str) -> None:
     ],
 )
 def test_the_first_text_gets_bos(prompt: tuple[int | str, ...], ids: tuple[int, ...]) -> None:
-    assert asyncio.run(encode_prompt(byte_tokenizer(), prompt)) == ids
+    assert asyncio.run(encode_prompt(byte_tokenizer(), prompt, "prompt")) == ids
 
 
 @pytest.mark.parametrize("token_id", [-1, 259, 10**20])
 def test_a_token_the_model_does_not_have_is_refused(token_id: int) -> None:
     with pytest.raises(FieldInvalid, match=r"prompt\[1\].*0 to 258"):
-        asyncio.run(encode_prompt(byte_tokenizer(), (1, token_id)))
+        asyncio.run(encode_prompt(byte_tokenizer(), (1, token_id), "prompt"))
 
 
 def test_each_prompt_has_its_choices_with_seeds_of_their_own(engine: Engine) -> None:
@@ -188,3 +188,18 @@ def test_choices_are_bounded(engine: Engine, body: dict[str, object], part: str)
 
 def test_best_of_may_be_one_or_n(engine: Engine) -> None:
     assert len(choices(engine, n=2, best_of=2)) == len(choices(engine, n=2, best_of=1)) == 4
+
+
+def test_the_list_is_resolved_before_a_long_prompt_is_tokenised() -> None:
+    engine = fake_engine(FakeExecutor())
+    before = engine.adapters.current_key
+
+    async def arrive_and_change() -> list[Choice]:
+        making = asyncio.create_task(make_choices(engine, parse(CompletionBody, {}), [("x" * 10_000,)]))
+        await asyncio.sleep(0)  # It runs up to its first await.
+        assert not making.done()
+        engine.adapters.set_scales([])
+        return await making
+
+    assert [choice.request.key for choice in asyncio.run(arrive_and_change())] == [before]
+    assert engine.adapters.current_key != before

@@ -117,8 +117,9 @@ def test_it_listens_on_ipv6_too() -> None:
 class Process:
     """`cohort serve` around the fake model, as a process of its own."""
 
-    def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "tests.server.fake_main", *arguments]
+    def __init__(self, model: str, last_line: str) -> None:
+        """Wait until it writes a line with `last_line`."""
+        command = [sys.executable, "-m", "tests.server.fake_main", "serve", "-m", model, "--port", "0", "-n", "-1"]
         self.popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.url = ""
         self.log: list[str] = []
@@ -127,7 +128,7 @@ class Process:
             self.log.append(line)
             if "listening on " in line:
                 self.url = line.split("listening on ")[1].split(",")[0]
-            if "ready: " in line:
+            if last_line in line:
                 break
 
     def end(self) -> int:
@@ -140,7 +141,7 @@ class Process:
 @pytest.fixture
 def process() -> Iterator[Process]:
     """A running process, which is killed where the test leaves it behind."""
-    process = Process("serve", "-m", "fake.gguf", "--port", "0", "--n-predict", "-1")
+    process = Process("fake.gguf", "ready: ")
     yield process
     process.popen.kill()
     process.popen.communicate()
@@ -163,6 +164,16 @@ def test_a_second_signal_ends_at_once(process: Process) -> None:
         assert process.popen.poll() is None
         process.popen.send_signal(signal.SIGTERM)
         assert process.end() == 0
+
+
+def test_a_signal_ends_a_process_that_loads() -> None:
+    process = Process("never", "listening on ")
+    try:
+        assert httpx.get(f"{process.url}/health").status_code == 503
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.end() == 0
+    finally:
+        process.popen.kill()
 
 
 def test_a_port_in_use_is_one_line_and_exit_code_1(caplog: pytest.LogCaptureFixture) -> None:

@@ -151,3 +151,11 @@ def test_an_answer_that_ends_itself_says_stop() -> None:
         with client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as response:
             texts = [frame["choices"][0]["text"] for frame in frames(response)]
         assert texts == ["h", "i", ""]
+
+
+@pytest.mark.parametrize("path", OPENAI_ROUTES)
+@pytest.mark.parametrize("field", [{"response_fields": ["content"]}, {"return_tokens": True}])
+def test_fields_of_the_native_form_are_refused(client: httpx.Client, path: str, field: dict[str, object]) -> None:
+    response = client.post(path, json=BODIES[path] | field)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == f"Field '{next(iter(field))}': is supported by /completion only"
