@@ -1,1 +1,2 @@
-"""Compute: from one batch of plain integers to the tokens sampled for its rows. Knows `scheduler.batch`, nothing else of ours."""
+"""Compute: from one batch of plain integers to the tokens sampled for its rows. Knows `scheduler.batch`, nothing else
+of ours."""

@@ -27,6 +27,9 @@ class Backend:
     dtype: torch.dtype
     """Of weights, activations and KV cache; the residual stream and the norms' weights are float32 whatever it is."""
     ops: Ops
+    head_ops: Ops
+    """For the last norm: their dtype is the head's. float32 on CPUs, since logits rounded to bfloat16 often tie, and
+    greedy answers with them; it costs a millisecond a step."""
     attention: Attention
     packed: bool
     """Whether matrix products run on oneDNN's prepacked weights, which treat a row alike in every batch."""
@@ -51,7 +54,8 @@ def choose_backend(device: str = "auto", dtype: str = "auto") -> Backend:
 
 def reference_backend(dtype: torch.dtype = torch.float32, device: str = "cpu") -> Backend:
     """Return the slow backend in plain torch that the others are compared with."""
-    return Backend(torch.device(device), dtype, TorchOps(dtype), DenseAttention(), packed=False)
+    head_ops = TorchOps(torch.float32)
+    return Backend(torch.device(device), dtype, TorchOps(dtype), head_ops, DenseAttention(), packed=False)
 
 
 def _cpu_backend(dtype: torch.dtype | None) -> Backend:
@@ -64,7 +68,7 @@ def _cpu_backend(dtype: torch.dtype | None) -> Backend:
         raise BackendError("dtype float16 is not computed on cpu, choose auto, float32 or bfloat16")
     if dtype == torch.bfloat16 and packed and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         raise BackendError("dtype bfloat16 needs AVX-512 on cpu, choose auto or float32")
-    return Backend(torch.device("cpu"), dtype, CpuOps(dtype), PagedAttention(), packed)
+    return Backend(torch.device("cpu"), dtype, CpuOps(dtype), CpuOps(torch.float32), PagedAttention(), packed)
 
 
 def _cuda_backend(dtype: torch.dtype | None) -> Backend:
@@ -78,7 +82,8 @@ def _cuda_backend(dtype: torch.dtype | None) -> Backend:
     if dtype == torch.float32:  # flash kernels have half precision only
         return reference_backend(dtype, "cuda")
     try:
-        return Backend(device, dtype, TorchOps(dtype), cuda_attention(device, dtype), packed=False)
+        ops = TorchOps(dtype)
+        return Backend(device, dtype, ops, ops, cuda_attention(device, dtype), packed=False)
     except AttentionUnavailable as error:
         raise BackendError(f"device 'cuda' with dtype {dtype}: {error}; float32 needs none of them") from error
 

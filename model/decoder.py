@@ -8,6 +8,7 @@ T tokens in the step, H query heads, K KV heads, h head size, D hidden, F MLP, V
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -35,14 +36,23 @@ class Decoder:
         self.module_shapes = {module: (out, p.in_features) for p in self.projections for module, out in p.parts}
         """(out, in) of each module that adapters can touch, by its path."""
         loader = WeightLoader(config, tensors, backend)
-        self._embedding = loader.matrix("model.embed_tokens.weight")  # (V, D)
+        self._embedding = loader.matrix("model.embed_tokens.weight", backend.dtype)  # (V, D)
         self._layers = [loader.layer(i) for i in range(config.num_layers)]
         self._norm = loader.norm("model.norm", config.hidden_size)  # (D,)
-        # A tied head shares the embedding's storage, unless it is packed: rows cannot be looked up in that layout.
-        head = self._embedding if config.tied_embeddings else loader.matrix("lm_head.weight")
-        self._head = pack_linear(head, None, backend)  # D → V
+        self._head = self._load_head(loader)  # D → V
         self._rotary = RotaryTable(rope_frequencies(config), rope_attention_factor(config), backend.device)
         self._scale = config.head_dim**-0.5
+
+    def _load_head(self, loader: WeightLoader) -> Linear:
+        """A tied head shares the embedding's storage where dtype and layout allow: rows of a packed one cannot be
+        read."""
+        backend, dtype = self.backend, self.backend.head_ops.dtype
+        tied = self.config.tied_embeddings
+        if tied and dtype == backend.dtype and not backend.packed:
+            head = self._embedding
+        else:
+            head = loader.matrix("model.embed_tokens.weight" if tied else "lm_head.weight", dtype)
+        return pack_linear(head, None, replace(backend, dtype=dtype))
 
     def forward(
         self, token_ids: Tensor, step: AttentionStep, logit_rows: Tensor, kv: KVCache, lora: LoraStack | None
@@ -69,7 +79,8 @@ class Decoder:
         assert y is not None, "a decoder has at least one layer"
         if not len(logit_rows):  # the middle of a prompt
             return residual.new_empty(0, config.vocab_size)
-        x = ops.add_rms_norm(residual[logit_rows], y[logit_rows], self._norm, eps)  # (len(logit_rows), D)
+        head_ops = self.backend.head_ops
+        x = head_ops.add_rms_norm(residual[logit_rows], y[logit_rows], self._norm, eps)  # (len(logit_rows), D)
         return self._head(x).float()  # (len(logit_rows), V)
 
 

@@ -79,10 +79,10 @@ class WeightLoader:
         """Load the weight (size,) of a norm, in float32."""
         return self._tensor(f"{module}.weight", (size,)).to(self._backend.device, torch.float32, copy=True)
 
-    def matrix(self, name: str) -> Tensor:
-        """Load a matrix (V, D), the embedding's or the head's, in the compute dtype."""
+    def matrix(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Load a matrix (V, D), the embedding's or the head's, in `dtype`."""
         shape = (self._config.vocab_size, self._config.hidden_size)
-        return self._tensor(name, shape).to(self._backend.device, self._backend.dtype, copy=True)
+        return self._tensor(name, shape).to(self._backend.device, dtype, copy=True)
 
     def _linear(self, projection: Projection, has_bias: bool) -> Linear:
         device, dtype = self._backend.device, self._backend.dtype

@@ -17,6 +17,9 @@ from torch.nn import functional as F
 class Ops(Protocol):
     """What the decoder does between matrix products. Built for one compute dtype; treats every row by itself."""
 
+    dtype: torch.dtype
+    """The compute dtype."""
+
     def add_rms_norm(self, residual: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         """Add `y` to the residual stream in place and return the RMS norm of the sum, scaled by `weight`.
 

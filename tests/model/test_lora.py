@@ -18,7 +18,7 @@ SHAPES = {module: (out, p.in_features) for p in (QKV, O) for module, out in p.pa
 
 
 def backend(dtype: torch.dtype = torch.float32, packed: bool = True) -> Backend:
-    return Backend(torch.device("cpu"), dtype, TorchOps(dtype), DenseAttention(), packed)
+    return Backend(torch.device("cpu"), dtype, TorchOps(dtype), TorchOps(dtype), DenseAttention(), packed)
 
 
 def make_adapter(load_id: int, modules: Sequence[str], rank: int = 4, factor: float = 0.5) -> Adapter:
