@@ -16,6 +16,7 @@ from model.decoder import Decoder
 from model.kv_cache import KVCache
 from model.lora import LoraStack, stack_adapters
 from model.runner import step_tensors
+from model.tensor_shapes import tensor_shapes
 from model.weights import load_checkpoint
 from scheduler.batch import Row
 from tests.model.adapter_makers import (
@@ -198,3 +199,20 @@ def test_a_change_of_one_value_changes_the_digest(llama: Base, tmp_path: Path) -
     before = llama.load(path).id.digest
     edit_tensors(path, negate_one_value)
     assert llama.load(path).id.digest != before
+
+
+@pytest.mark.parametrize(("name", "rank", "modules_per_layer"), [("pirate", 3, 7), ("emoji", 8, 4)])
+def test_the_demo_adapters_fit_the_demo_model(smollm2_path: Path, name: str, rank: int, modules_per_layer: int) -> None:
+    config = load_checkpoint(smollm2_path).config
+    shapes = {
+        tensor.removesuffix(".weight"): (shape[0], shape[1])
+        for tensor, shape in tensor_shapes(config)
+        if tensor.endswith("_proj.weight")
+    }
+    path = Path(__file__).parents[2] / "docs" / "demo" / name
+    adapter = load_adapter(path, 0, name, config, shapes)
+    assert adapter.max_rank == rank
+    assert len(adapter.deltas) == modules_per_layer * config.num_layers
+    assert {delta.factor for delta in adapter.deltas.values()} == {2.0}
+    assert sorted(file.name for file in path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert sum(file.stat().st_size for file in path.iterdir()) < 2_000_000
