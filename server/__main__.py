@@ -36,8 +36,8 @@ def read_command(arguments: Sequence[str]) -> Settings:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     settings = read_command(sys.argv[1:] if arguments is None else arguments)
-    # Read by libgomp when torch is imported. By default its threads spin for milliseconds at every barrier; when some other
-    # thread needs the core (the event loop, a client on the same machine), a step's 300 barriers all wait for it.
+    # Read by libgomp when torch is imported. By default its threads spin for milliseconds at every barrier; when some
+    # other thread needs the core (the event loop, a client on the same machine), a step's 300 barriers wait for it.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     from server.lifecycle import serve  # only now: a wrong flag should not wait for torch
 
