@@ -66,11 +66,12 @@ async def _read_events(reader: asyncio.StreamReader, stream: Stream, until_s: fl
         if "error" in event:
             raise ConnectionError(str(event["error"]))
         stream.text += event["content"]
-        stream.token_ids += event.get("tokens", [])
         if event["stop"]:
             stream.final = event
             return
-        stream.token_times_s.append(time.perf_counter())
+        # A piece of text may be several tokens: an emoji often is.
+        stream.token_ids += event["tokens"]
+        stream.token_times_s += [time.perf_counter()] * len(event["tokens"])
 
 
 async def get_json(port: int, path: str) -> Any:
