@@ -89,8 +89,9 @@ class ModelConfig:
             raise CheckpointError(
                 f"{source}: {self.num_heads} attention heads are not a multiple of {self.num_kv_heads} key/value heads"
             )
-        if self.head_dim % 2:
-            raise CheckpointError(f"{source}: the head size {self.head_dim} is odd, rotary embedding needs an even one")
+        if self.head_dim % 8 or self.head_dim > 256:
+            # The attention kernels of every backend share these bounds.
+            raise CheckpointError(f"{source}: the head size is {self.head_dim}, multiples of 8 up to 256 are supported")
         if isinstance(self.rope_scaling, YarnScaling) and self.rope_theta <= 1:
             raise CheckpointError(
                 f"{source}: YaRN needs a base frequency (theta) greater than 1, not {self.rope_theta}"

@@ -6,6 +6,7 @@ Source: llama-server's documented fields, and the fields that OpenAI's clients a
 
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, TypeVar
 
@@ -33,7 +34,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: Flag = False
 
 
-class GenerationBody(BaseModel):
+class GenerationBody(BaseModel, ABC):
     """What the generating routes have in common. None: the server's default."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -72,9 +73,9 @@ class GenerationBody(BaseModel):
     seed: Annotated[int, whole(-(2**63), 2**64 - 1)] | None = None
 
     @property
+    @abstractmethod
     def num_logprobs(self) -> int | None:
         """How many alternatives each token is to be listed with; None: no log-probabilities at all."""
-        raise NotImplementedError
 
 
 class CompletionBody(GenerationBody):

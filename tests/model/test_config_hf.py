@@ -109,7 +109,7 @@ def test_a_sliding_window_counts_where_the_family_uses_it(
         ("llama", {"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ("llama", {"num_attention_heads": 3}, "num_attention_heads"),
         ("llama", {"num_key_value_heads": 3}, "3 key/value heads"),
-        ("llama", {"head_dim": 15}, "head size 15"),
+        ("llama", {"head_dim": 15}, "head size is 15"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(family: str, fields: dict[str, object], name: str) -> None:
