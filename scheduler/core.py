@@ -10,12 +10,21 @@ them."""
 from dataclasses import dataclass
 
 from scheduler.batch import BLOCK_SIZE, Batch, Row, RowFault, Sample, StepOutput
-from scheduler.blocks import BlockPool
-from scheduler.cohort import CohortKey, cache_seed
+from scheduler.cohort import CohortKey
 from scheduler.errors import PromptEmpty, PromptTooLong, QueueFull, SlotUnknown
-from scheduler.events import Admitted, Event, Finished, FinishReason, Preempted, StepDone, TokenSampled
-from scheduler.fairness import AdmissionQueue, TurnOrder
-from scheduler.prefix_cache import PrefixCache, PrefixNode
+from scheduler.events import (
+    Admitted,
+    Event,
+    Finished,
+    FinishReason,
+    Paused,
+    Preempted,
+    Resumed,
+    StepDone,
+    TokenSampled,
+)
+from scheduler.kv_space import KVSpace, blocks_for
+from scheduler.policy import Policy, make_policy
 from scheduler.request import Request, State
 
 
@@ -50,14 +59,17 @@ class SchedulerLimits:
 class Scheduler:
     """Requests in, batches out. One caller owns it; nothing here is thread-safe."""
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    def __init__(self, limits: SchedulerLimits, policy: Policy | None = None) -> None:
+        """`policy` is a new one of the same number of slots; None is the policy `fair` with its defaults."""
+        policy = policy or make_policy("fair", limits.num_slots)
         self.limits = limits
-        self.prefix_cache = PrefixCache()
-        self.blocks = BlockPool(limits.num_blocks, self.prefix_cache)
-        self.queue = AdmissionQueue()
-        self.turns = TurnOrder()
+        self.kv = KVSpace(limits.num_blocks)
+        self.queue = policy.queue
+        self.turns = policy.turns
         self.running: dict[int, Request] = {}
         """Slot id → the request in it."""
+        self.paused: dict[int, Request] = {}
+        """Requests that wait with their KV, by id, the latest paused last."""
         self.in_flight: Batch | None = None
         self._lists_in_flight = 0
         self._requests: dict[int, Request] = {}
@@ -85,7 +97,7 @@ class Scheduler:
             raise QueueFull(len(self.queue), self.limits.max_waiting)
         request.arrived_s = request.queued_s = now
         self._requests[request.request_id] = request
-        self.queue.push(request)
+        self.queue.push(request, now)
 
     def end(self, request_id: int, reason: FinishReason, now: float, message: str = "") -> None:
         """End a request early, waiting or running. One that has ended already, or was never accepted, is left alone."""
@@ -134,6 +146,8 @@ class Scheduler:
         batch = self._land(now)
         num_wanted = sum(row.sampling is not None for row in batch.rows)
         assert len(output.samples) == num_wanted, f"{len(output.samples)} samples for {num_wanted} rows that sample"
+        num_prompt = batch.num_tokens - sum(row.is_decode for row in batch.rows)
+        self.queue.served(batch.key, num_prompt, num_wanted)
         samples = iter(output.samples)
         for row in batch.rows:
             sample = next(samples) if row.sampling is not None else None
@@ -155,67 +169,85 @@ class Scheduler:
 
         check(self)
 
-    # Admission.
+    # Seats.
 
     def _admit(self, now: float) -> None:
+        """Fill free slots, then let seats change hands where the queue asks for it, then fill what that has freed."""
+        self._fill_slots(now)
+        swap = self.queue.swap(now, self._has_slot) if len(self.queue) else None
+        if swap is not None:
+            for request in swap.paused:
+                self._pause(request, now)
+            for request in swap.seated:
+                if self._has_slot(request) and not self._seat(request, now):
+                    break
+            self._fill_slots(now)
+
+    def _fill_slots(self, now: float) -> None:
         while len(self.running) < self.limits.num_slots:
-            request = self.queue.first(lambda candidate: candidate.slot_id_wanted not in self.running)
-            if request is None or not self._give_blocks(request):
+            request = self.queue.first(now, self._has_slot)
+            if request is None or not self._seat(request, now):
                 return
-            self.queue.remove(request)
-            request.move_to(State.RUNNING)
-            request.slot_id = self._slot_for(request)
-            self.running[request.slot_id] = request
-            request.admission_id = self._num_admissions
-            self._num_admissions += 1
-            self.turns.join(request)
-            is_first = request.admitted_s is None
-            if is_first:
-                request.admitted_s = now
-                request.num_cached = request.num_computed
-            self._events.append(
-                Admitted(
-                    request_id=request.request_id,
-                    key=request.key,
-                    slot_id=request.slot_id,
-                    num_tokens=request.num_tokens,
-                    num_cached=request.num_computed,
-                    is_first=is_first,
-                    queue_s=now - request.queued_s,
-                    now=now,
-                )
+
+    def _has_slot(self, request: Request) -> bool:
+        return request.slot_id_wanted not in self.running
+
+    def _seat(self, request: Request, now: float) -> bool:
+        """Give a waiting request a slot. False where it lacks blocks: then the queue keeps its turn for it."""
+        is_resumed = request.state is State.PAUSED
+        if is_resumed:
+            del self.paused[request.request_id]
+        elif not self._hold_blocks(request, now):
+            self.queue.lacks_blocks(request)
+            return False
+        self.queue.seat(request, now)
+        request.move_to(State.RUNNING)
+        request.slot_id = self._slot_for(request)
+        request.num_output_at_seat = len(request.output)
+        self.running[request.slot_id] = request
+        request.admission_id = self._num_admissions
+        self._num_admissions += 1
+        self.turns.join(request)
+        self._note_seat(request, is_resumed, now)
+        return True
+
+    def _note_seat(self, request: Request, is_resumed: bool, now: float) -> None:
+        assert request.slot_id is not None
+        queue_s = now - request.queued_s
+        if is_resumed:
+            self._events.append(Resumed(request.request_id, request.key, request.slot_id, queue_s, now))
+            return
+        is_first = request.admitted_s is None
+        if is_first:
+            request.admitted_s = now
+            request.num_cached = request.num_computed
+        self._events.append(
+            Admitted(
+                request_id=request.request_id,
+                key=request.key,
+                slot_id=request.slot_id,
+                num_tokens=request.num_tokens,
+                num_cached=request.num_computed,
+                is_first=is_first,
+                queue_s=queue_s,
+                now=now,
             )
+        )
 
     def _slot_for(self, request: Request) -> int:
         if request.slot_id_wanted is not None:
             return request.slot_id_wanted
         return next(slot_id for slot_id in range(self.limits.num_slots) if slot_id not in self.running)
 
-    def _give_blocks(self, request: Request) -> bool:
-        """Hold blocks for all tokens of a request, cached ones first; False, and nothing held, where too few are
-        left."""
-        hits = self._prefix_hits(request)
-        for node in hits:
-            self.blocks.share(node.block_id)
-        num_fresh = _blocks_for(request.num_tokens) - len(hits)
+    def _hold_blocks(self, request: Request, now: float) -> bool:
+        """Hold blocks for a request, those of paused requests too if need be; False where even they do not suffice."""
         # One block to grow for each running request: else the newcomer would be preempted at once.
-        fits = self.blocks.num_available >= num_fresh + len(self.running)
-        fresh = self.blocks.allocate(num_fresh) if fits else None
-        if fresh is None:
-            self.blocks.release([node.block_id for node in hits])
-            return False
-        request.blocks = [node.block_id for node in hits] + fresh
-        request.num_computed = len(hits) * BLOCK_SIZE
-        request.num_registered = len(hits)
-        request.prefix = hits[-1] if hits else None
+        while not self.kv.hold(request, spare=len(self.running)):
+            num_paused = sum(len(paused.blocks) for paused in self.paused.values())
+            wanted = blocks_for(request.num_tokens) + len(self.running)
+            if self.kv.blocks.num_available + num_paused < wanted or not self._preempt_paused(now):
+                return False
         return True
-
-    def _prefix_hits(self, request: Request) -> list[PrefixNode]:
-        """Cached blocks for the start of a request; its last token is always computed, for its logits are wanted."""
-        if not request.reuse_prefix:
-            return []
-        num_full = (request.num_tokens - 1) // BLOCK_SIZE
-        return self.prefix_cache.match(cache_seed(request.key), (_block_tokens(request, i) for i in range(num_full)))
 
     # The rows of a step.
 
@@ -227,12 +259,10 @@ class Scheduler:
         return rows
 
     def _extend(self, request: Request, now: float) -> bool:
-        """Give a decoding request the block of its next position. Under pressure the newest admissions are preempted,
-        perhaps this one itself: then False."""
-        while len(request.blocks) < _blocks_for(request.num_tokens):
-            fresh = self.blocks.allocate(1)
-            if fresh is not None:
-                request.blocks += fresh
+        """Give a decoding request the block of its next position. Under pressure paused requests lose theirs, then the
+        newest admissions are preempted, perhaps this one itself: then False."""
+        while len(request.blocks) < blocks_for(request.num_tokens):
+            if self.kv.grow(request) or self._preempt_paused(now):
                 continue
             newest = max(self.running.values(), key=lambda running: running.admission_id)
             self._preempt(newest, now)
@@ -248,12 +278,39 @@ class Scheduler:
                 budget -= len(rows[-1].token_ids)
         return rows
 
+    # How a seat is lost.
+
+    def _pause(self, request: Request, now: float) -> None:
+        self._leave_slot(request)
+        request.move_to(State.PAUSED)
+        request.queued_s = now
+        self.queue.unseat(request, now)
+        self.paused[request.request_id] = request
+        self._events.append(Paused(request.request_id, request.key, now))
+
     def _preempt(self, request: Request, now: float) -> None:
         self._leave_slot(request)
+        self.kv.release(request)
         request.move_to(State.WAITING)
         request.queued_s = now
-        self.queue.push_preempted(request)
+        self.queue.unseat(request, now)
         self._events.append(Preempted(request.request_id, request.key, now))
+
+    def _preempt_paused(self, now: float) -> bool:
+        """Take the blocks of the request that was paused last; False where none is paused."""
+        if not self.paused:
+            return False
+        _, request = self.paused.popitem()
+        self.kv.release(request)
+        request.move_to(State.WAITING)
+        self._events.append(Preempted(request.request_id, request.key, now))
+        return True
+
+    def _leave_slot(self, request: Request) -> None:
+        assert request.slot_id is not None
+        del self.running[request.slot_id]
+        request.slot_id = None
+        self.turns.leave(request)
 
     # What a step did.
 
@@ -279,7 +336,7 @@ class Scheduler:
 
     def _advance(self, request: Request, row: Row, sample: Sample | None, now: float) -> None:
         request.num_computed = row.end
-        self._register_full_blocks(request)
+        self.kv.register(request)
         if sample is None:
             return
         assert sample.request_id == request.request_id
@@ -293,18 +350,12 @@ class Scheduler:
         elif len(request.output) >= request.max_new_tokens or request.num_tokens >= self.limits.max_context:
             self._finish(request, FinishReason.LIMIT, now)
 
-    def _register_full_blocks(self, request: Request) -> None:
-        seed = cache_seed(request.key)
-        for i in range(request.num_registered, request.num_computed // BLOCK_SIZE):
-            tokens = _block_tokens(request, i)
-            request.prefix = self.prefix_cache.register(seed, request.prefix, tokens, request.blocks[i])
-            request.num_registered = i + 1
-
     def _finish(self, request: Request, reason: FinishReason, now: float, message: str = "") -> None:
         if request.state is State.RUNNING:
             self._leave_slot(request)
-        else:
-            self.queue.remove(request)
+        self.paused.pop(request.request_id, None)
+        self.kv.release(request)
+        self.queue.leave(request, now)
         request.move_to(State.FINISHED)
         del self._requests[request.request_id]
         self._events.append(
@@ -320,23 +371,6 @@ class Scheduler:
                 now=now,
             )
         )
-
-    def _leave_slot(self, request: Request) -> None:
-        assert request.slot_id is not None
-        del self.running[request.slot_id]
-        self.turns.leave(request)
-        self.blocks.release(request.blocks)
-        request.blocks = []
-        request.slot_id = request.prefix = None
-        request.num_computed = request.num_registered = 0
-
-
-def _blocks_for(num_tokens: int) -> int:
-    return -(-num_tokens // BLOCK_SIZE)
-
-
-def _block_tokens(request: Request, index: int) -> tuple[int, ...]:
-    return request.tokens(index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE)
 
 
 def _row(request: Request, count: int) -> Row:

@@ -57,8 +57,29 @@ class TokenSampled:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """A running request gave up its slot to another list. It waits, and keeps its KV while blocks last."""
+
+    request_id: int
+    key: CohortKey
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A paused request got a slot again, and goes on where it was."""
+
+    request_id: int
+    key: CohortKey
+    slot_id: int
+    queue_s: float
+    """Seconds since it was paused."""
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class Preempted:
-    """A running request lost slot and blocks to KV pressure; it waits, and is recomputed later."""
+    """A running or paused request lost its blocks (and slot) to KV pressure; it waits, and is recomputed later."""
 
     request_id: int
     key: CohortKey
@@ -101,4 +122,4 @@ class StepDone:
     now: float
 
 
-Event: TypeAlias = Admitted | TokenSampled | Preempted | Finished | StepDone
+Event: TypeAlias = Admitted | TokenSampled | Paused | Resumed | Preempted | Finished | StepDone

@@ -1,81 +1,302 @@
-"""Whose turn it is, and who is admitted next.
+"""Fair admission: which adapter list gets a free seat, and which list must give one up.
 
-Turns: the runnable cohorts stand in a queue; the first takes the step and goes to the end. A cohort that becomes
-runnable joins at the end. So with K runnable cohorts each waits at most K - 1 turns, whatever joins, leaves or comes
-back (I8).
+Each list has a *service* counter: tokens computed for it, prompt tokens once and sampled tokens twice, over its weight.
+It is the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (arXiv 2401.00588): a list
+that comes back from idleness is lifted to the least served of the others, so that nobody saves up service. On top of
+it:
 
-Admission: first come first served. A preempted request comes before all that were never admitted, oldest admission
-first: it has waited already. A request that names a busy slot is passed over, and delays nobody."""
+- *Locality.* A free seat goes to a list that already runs, as long as that list is at most `slack_tokens` ahead of the
+  least served list that waits. Few lists at a time keep cohorts large, and a step costs little more for sixteen rows
+  than for one (dLoRA, OSDI 2024).
+- *Maximum wait.* A list without any seat is overdue after `max_wait_s`; overdue lists are seated in the order in which
+  they began to wait. While few lists are active, the one with most seats gives up to half of them; else the most served
+  of the lists that have been active for `max_wait_s` hands over its seats.
+- *Bounded difference.* Where a list is more than twice the slack ahead of one that waits, and holds more seats, it
+gives up one.
 
+A request that gives up its seat is paused: it keeps its KV while blocks last. It has always advanced since it was
+seated, or an older one of its list has. Bounds and proofs: docs/scheduling.md. It knows no slots, no blocks and no
+turns."""
+
+import heapq
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
+from scheduler.admission import HasSlot, Swap
 from scheduler.cohort import CohortKey
 from scheduler.request import Request
 
+_PROMPT_COST, _SAMPLED_COST = 1.0, 2.0
+"""A sampled token is worth two of a prompt, as in the paper's experiments: prompts are computed many tokens at once."""
+_MAX_REMEMBERED = 10_000
+"""Idle lists whose service is remembered."""
 
-class TurnOrder:
-    """The runnable cohorts in the order of their turns."""
 
-    def __init__(self) -> None:
-        self._members: OrderedDict[CohortKey, dict[int, Request]] = OrderedDict()
+@dataclass(frozen=True, slots=True)
+class FairnessSettings:
+    """What may be tuned, though nothing needs to be."""
+
+    max_wait_s: float = 1.0
+    """A list that has waited so long without a seat is given one."""
+    slack_tokens: float = 1024
+    """Service by which a list that runs may be ahead of one that waits, for the sake of large cohorts."""
+    max_active_lists: int = 0
+    """From so many active lists on, an overdue one replaces another; 0: a quarter of the slots, at least 2."""
+
+
+DEFAULT_FAIRNESS = FairnessSettings()
+
+
+@dataclass(slots=True, eq=False)
+class _List:
+    """An adapter list that has requests, waiting or seated."""
+
+    key: CohortKey
+    weight: float
+    service: float
+    unseated: OrderedDict[int, Request] = field(default_factory=OrderedDict)
+    new: OrderedDict[int, Request] = field(default_factory=OrderedDict)
+    seated: dict[int, Request] = field(default_factory=dict)
+    """In order of admission."""
+    since_s: float = 0.0
+    """When it became active, or began to wait without a seat."""
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self.unseated or self.new)
+
+    def waiting(self, has_slot: HasSlot) -> Iterator[Request]:
+        """Its requests that a slot could be given to, in order."""
+        return filter(has_slot, itertools.chain(self.unseated.values(), self.new.values()))
+
+    def seats_per_weight(self) -> float:
+        return len(self.seated) / self.weight
+
+    def can_pause(self) -> list[Request]:
+        """Seated requests that may give up their seats, the newest first.
+
+        Each has advanced since it was seated, or leaves an older one in its seat: so every list advances while it is
+        active."""
+        oldest = next(iter(self.seated.values()), None)
+        return [r for r in reversed(self.seated.values()) if r is not oldest or len(r.output) > r.num_output_at_seat]
+
+
+class FairQueue:
+    """The admission queue of the policy `fair`."""
+
+    def __init__(
+        self,
+        num_slots: int,
+        settings: FairnessSettings = DEFAULT_FAIRNESS,
+        weight_of: Callable[[CohortKey], float] = lambda key: 1.0,
+    ) -> None:
+        self.settings = settings
+        self._max_active = settings.max_active_lists or max(2, num_slots // 4)
+        self._weight_of = weight_of
+        self._lists: dict[CohortKey, _List] = {}
+        self._active: dict[CohortKey, _List] = {}
+        """Lists with a seat: at most as many as there are slots."""
+        self._seatless: OrderedDict[CohortKey, _List] = OrderedDict()
+        """Lists that wait without a seat, the longest wait first."""
+        self._least: list[tuple[float, int, CohortKey]] = []
+        """Heap over the service of waiting lists. Entries of lists that do not wait, or were served since, are
+        stale."""
+        self._serials = itertools.count()
+        self._remembered: OrderedDict[CohortKey, float] = OrderedDict()
+        self._num_waiting = 0
+        self._next: Request | None = None
+        """The waiting request that was chosen and lacked blocks."""
 
     def __len__(self) -> int:
-        """The number of runnable cohorts."""
-        return len(self._members)
-
-    def __iter__(self) -> Iterator[CohortKey]:
-        """Their keys, the next turn first."""
-        return iter(self._members)
-
-    def members(self, key: CohortKey) -> list[Request]:
-        """The running requests of a cohort, in order of admission."""
-        return list(self._members.get(key, {}).values())
-
-    def join(self, request: Request) -> None:
-        """Add a newly admitted request to its cohort; a new cohort goes to the end of the queue."""
-        self._members.setdefault(request.key, {})[request.request_id] = request
-
-    def leave(self, request: Request) -> None:
-        """Take out a request that no longer runs, and with the last one the cohort."""
-        cohort = self._members[request.key]
-        del cohort[request.request_id]
-        if not cohort:
-            del self._members[request.key]
-
-    def end_turn(self, key: CohortKey) -> None:
-        """Send a cohort that has been given a step to the end of the queue."""
-        self._members.move_to_end(key)
-
-
-class AdmissionQueue:
-    """The waiting requests, in the order in which they are to be admitted."""
-
-    def __init__(self) -> None:
-        self._preempted: dict[int, Request] = {}
-        self._new: dict[int, Request] = {}
-
-    def __len__(self) -> int:
-        return len(self._preempted) + len(self._new)
+        return self._num_waiting
 
     def __iter__(self) -> Iterator[Request]:
-        yield from self._preempted.values()
-        yield from self._new.values()
+        for adapter_list in self._lists.values():
+            yield from adapter_list.waiting(lambda request: True)
 
-    def push(self, request: Request) -> None:
-        """Add an arriving request."""
-        self._new[request.request_id] = request
+    def service_of(self, key: CohortKey) -> float:
+        """Return the service of a list that has requests."""
+        return self._lists[key].service
 
-    def push_preempted(self, request: Request) -> None:
-        """Put a preempted request back. The newest admission is preempted first, so the latest put back goes in
-        front."""
-        self._preempted = {request.request_id: request} | self._preempted
+    # Transitions.
 
-    def remove(self, request: Request) -> None:
-        """Take a request out, admitted or aborted."""
-        if self._preempted.pop(request.request_id, None) is None:
-            del self._new[request.request_id]
+    def push(self, request: Request, now: float) -> None:
+        adapter_list = self._lists.get(request.key) or self._enter(request.key)
+        if not adapter_list.is_waiting and not adapter_list.seated:
+            self._begin_seatless(adapter_list, now)
+        adapter_list.new[request.request_id] = request
+        self._num_waiting += 1
+        self._note_service(adapter_list)
 
-    def first(self, fits: Callable[[Request], bool]) -> Request | None:
-        """Return the first request for which a slot could be given, or None."""
-        return next((request for request in self if fits(request)), None)
+    def seat(self, request: Request, now: float) -> None:
+        adapter_list = self._lists[request.key]
+        self._stop_waiting(adapter_list, request)
+        if not adapter_list.seated:
+            del self._seatless[request.key]
+            self._active[request.key] = adapter_list
+            adapter_list.since_s = now
+        adapter_list.seated[request.request_id] = request
+
+    def unseat(self, request: Request, now: float) -> None:
+        adapter_list = self._lists[request.key]
+        del adapter_list.seated[request.request_id]
+        # The newest is unseated first, so the latest to come back belongs in front.
+        adapter_list.unseated[request.request_id] = request
+        adapter_list.unseated.move_to_end(request.request_id, last=False)
+        self._num_waiting += 1
+        self._note_service(adapter_list)
+        if not adapter_list.seated:
+            self._begin_seatless(adapter_list, now)
+
+    def leave(self, request: Request, now: float) -> None:
+        adapter_list = self._lists[request.key]
+        if adapter_list.seated.pop(request.request_id, None) is None:
+            self._stop_waiting(adapter_list, request)
+        if not adapter_list.seated:
+            if not adapter_list.is_waiting:
+                self._retire(adapter_list)
+            elif request.key in self._active:
+                self._begin_seatless(adapter_list, now)
+
+    def served(self, key: CohortKey, num_prompt: int, num_sampled: int) -> None:
+        adapter_list = self._lists.get(key)
+        if adapter_list is not None:  # else the step's last request ended while it was computed
+            tokens = _PROMPT_COST * num_prompt + _SAMPLED_COST * num_sampled
+            adapter_list.service += tokens / adapter_list.weight
+            self._note_service(adapter_list)
+
+    def _enter(self, key: CohortKey) -> _List:
+        """Take in a list that had no request, lifted to the least served of the others."""
+        service = self._remembered.pop(key, 0.0)
+        others = [adapter_list.service for adapter_list in self._active.values()]
+        least = self._peek(lambda request: True)
+        if least is not None:
+            others.append(least[0].service)
+        service = max(service, min(others, default=0.0))
+        adapter_list = self._lists[key] = _List(key, self._weight_of(key), service)
+        return adapter_list
+
+    def _retire(self, adapter_list: _List) -> None:
+        del self._lists[adapter_list.key]
+        self._active.pop(adapter_list.key, None)
+        self._seatless.pop(adapter_list.key, None)
+        if self._lists:
+            self._remembered[adapter_list.key] = adapter_list.service
+            if len(self._remembered) > _MAX_REMEMBERED:
+                self._remembered.popitem(last=False)
+        else:  # nobody is there to be fair to
+            self._remembered.clear()
+            self._least.clear()
+
+    def _begin_seatless(self, adapter_list: _List, now: float) -> None:
+        self._active.pop(adapter_list.key, None)
+        adapter_list.since_s = now
+        self._seatless[adapter_list.key] = adapter_list
+
+    def _stop_waiting(self, adapter_list: _List, request: Request) -> None:
+        if adapter_list.unseated.pop(request.request_id, None) is None:
+            del adapter_list.new[request.request_id]
+        self._num_waiting -= 1
+        if self._next is request:
+            self._next = None
+
+    def _note_service(self, adapter_list: _List) -> None:
+        if not adapter_list.is_waiting:
+            return
+        heapq.heappush(self._least, (adapter_list.service, next(self._serials), adapter_list.key))
+        if len(self._least) > 4 * len(self._lists) + 64:  # mostly stale
+            waiting = [each for each in self._lists.values() if each.is_waiting]
+            self._least = [(each.service, next(self._serials), each.key) for each in waiting]
+            heapq.heapify(self._least)
+
+    # Decisions.
+
+    def lacks_blocks(self, request: Request) -> None:
+        if request.slot_id_wanted is None:  # else it could delay others by the slot it names
+            self._next = request
+
+    def first(self, now: float, has_slot: HasSlot) -> Request | None:
+        if self._next is not None:
+            return self._next
+        least = self._peek(has_slot)
+        if least is None:
+            return None
+        overdue = self._overdue(now, has_slot)
+        if overdue is not None and len(self._active) < self._max_active:
+            return overdue[1]
+        reach = least[0].service + self.settings.slack_tokens
+        for adapter_list in sorted(self._active.values(), key=lambda active: active.service):
+            request = next(adapter_list.waiting(has_slot), None)
+            if request is not None and adapter_list.service <= reach:
+                return request
+        return (overdue or least)[1]
+
+    def swap(self, now: float, has_slot: HasSlot) -> Swap | None:
+        overdue = self._overdue(now, has_slot)
+        if overdue is not None:
+            swap = self._swap_for_overdue(overdue[0], now, has_slot)
+            if swap is not None:
+                return swap
+        return self._swap_for_difference(has_slot)
+
+    def _swap_for_overdue(self, overdue: _List, now: float, has_slot: HasSlot) -> Swap | None:
+        gives: _List | None = max(self._active.values(), key=_List.seats_per_weight, default=None)
+        if gives is None:
+            return None
+        limit = len(gives.seated) // 2
+        if len(self._active) >= self._max_active or limit == 0:
+            tenured = [a for a in self._active.values() if now - a.since_s >= self.settings.max_wait_s]
+            gives = max(tenured, key=lambda active: active.service, default=None)
+            if gives is None:
+                return None
+            limit = len(gives.seated)
+        return _exchange(gives, overdue, limit, has_slot)
+
+    def _swap_for_difference(self, has_slot: HasSlot) -> Swap | None:
+        least = self._peek(has_slot)
+        if least is None:
+            return None
+        takes = least[0]
+        gives = max(self._active.values(), key=lambda active: active.service, default=takes)
+        if gives.service - takes.service <= 2 * self.settings.slack_tokens:
+            return None
+        if gives.seats_per_weight() < (len(takes.seated) + 1) / takes.weight:
+            return None
+        return _exchange(gives, takes, 1, has_slot)
+
+    def _overdue(self, now: float, has_slot: HasSlot) -> tuple[_List, Request] | None:
+        """The list that has waited longest without a seat, if that is too long, and its first request."""
+        for adapter_list in self._seatless.values():
+            if now - adapter_list.since_s < self.settings.max_wait_s:
+                break
+            request = next(adapter_list.waiting(has_slot), None)
+            if request is not None:
+                return adapter_list, request
+        return None
+
+    def _peek(self, has_slot: HasSlot) -> tuple[_List, Request] | None:
+        """The least served list with a waiting request that a slot could be given to, and that request."""
+        passed_over = []
+        found = None
+        while self._least and found is None:
+            service, _, key = self._least[0]
+            adapter_list = self._lists.get(key)
+            if adapter_list is None or not adapter_list.is_waiting or adapter_list.service != service:
+                heapq.heappop(self._least)
+                continue
+            request = next(adapter_list.waiting(has_slot), None)
+            if request is not None:
+                found = adapter_list, request
+            else:  # all its requests name busy slots
+                passed_over.append(heapq.heappop(self._least))
+        for entry in passed_over:
+            heapq.heappush(self._least, entry)
+        return found
+
+
+def _exchange(gives: _List, takes: _List, limit: int, has_slot: HasSlot) -> Swap | None:
+    seated = tuple(itertools.islice(takes.waiting(has_slot), limit))
+    paused = tuple(gives.can_pause()[: len(seated)])
+    return Swap(paused, seated[: len(paused)]) if paused else None

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 def check(scheduler: "Scheduler") -> None:
     """Assert I1 … I7 on the present state. (I8 and I9 speak of runs, not of states: tests/scheduler checks them.)"""
-    scheduler.blocks.validate()
-    scheduler.prefix_cache.validate()
+    scheduler.kv.blocks.validate()
+    scheduler.kv.cache.validate()
     _check_slots(scheduler)
     _check_block_owners(scheduler)
     _check_batch(scheduler)
@@ -26,7 +26,8 @@ def check(scheduler: "Scheduler") -> None:
 
 
 def _check_slots(scheduler: "Scheduler") -> None:
-    """I2: every accepted request runs in a slot of its own or waits; the turns name exactly the running ones."""
+    """I2: every accepted request runs in a slot of its own or waits; the turns name exactly the running ones, and the
+    paused ones are those that wait with blocks."""
     limits = scheduler.limits
     assert all(0 <= slot_id < limits.num_slots for slot_id in scheduler.running)
     assert all(request.slot_id == slot_id for slot_id, request in scheduler.running.items())
@@ -35,6 +36,8 @@ def _check_slots(scheduler: "Scheduler") -> None:
     assert len(set(waiting)) == len(waiting)
     assert not running & set(waiting)
     assert len(running) + len(waiting) == scheduler.num_requests
+    paused = [request.request_id for request in scheduler.queue if request.state is State.PAUSED]
+    assert sorted(paused) == sorted(scheduler.paused)
     in_turns = [request for key in scheduler.turns for request in scheduler.turns.members(key)]
     assert sorted(request.request_id for request in in_turns) == sorted(running)
     for key in scheduler.turns:
@@ -44,13 +47,14 @@ def _check_slots(scheduler: "Scheduler") -> None:
 
 def _check_block_owners(scheduler: "Scheduler") -> None:
     """I3: references are counted right. I4: a block that will still be written has one owner and cannot be found."""
-    counted = Counter(block for request in scheduler.running.values() for block in request.blocks)
+    holders = [*scheduler.running.values(), *scheduler.paused.values()]
+    counted = Counter(block for request in holders for block in request.blocks)
     for block_id in range(scheduler.limits.num_blocks):
-        assert scheduler.blocks.num_references(block_id) == counted[block_id], f"block {block_id}: wrong count"
-    for request in scheduler.running.values():
+        assert scheduler.kv.blocks.num_references(block_id) == counted[block_id], f"block {block_id}: wrong count"
+    for request in holders:
         for block_id in request.blocks[request.num_computed // BLOCK_SIZE :]:
             assert counted[block_id] == 1, f"writable block {block_id} has {counted[block_id]} owners"
-            assert block_id not in scheduler.prefix_cache, f"writable block {block_id} can be found by others"
+            assert block_id not in scheduler.kv.cache, f"writable block {block_id} can be found by others"
 
 
 def _check_batch(scheduler: "Scheduler") -> None:
@@ -71,6 +75,10 @@ def _check_batch(scheduler: "Scheduler") -> None:
 
 def _check_running(scheduler: "Scheduler", request: Request) -> None:
     assert request.state is State.RUNNING
+    _check_progress(scheduler, request)
+
+
+def _check_progress(scheduler: "Scheduler", request: Request) -> None:
     assert request.key == cohort_key(request.key), "key is not canonical"
     assert 1 <= request.num_uncomputed <= request.num_tokens
     assert len(request.output) < request.max_new_tokens
@@ -80,8 +88,11 @@ def _check_running(scheduler: "Scheduler", request: Request) -> None:
 
 
 def _check_waiting(scheduler: "Scheduler", request: Request) -> None:
-    assert request.state is State.WAITING
     assert request.slot_id is None
-    assert not request.blocks
-    assert request.num_computed == 0
     assert scheduler.get(request.request_id) is request
+    if request.state is State.PAUSED:
+        _check_progress(scheduler, request)
+    else:
+        assert request.state is State.WAITING
+        assert not request.blocks
+        assert request.num_computed == 0

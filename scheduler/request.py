@@ -15,12 +15,18 @@ class State(StrEnum):
     """Accepted, without a slot: new, or preempted."""
     RUNNING = "running"
     """Has a slot and KV blocks."""
+    PAUSED = "paused"
+    """Gave up its slot to another list; keeps its KV blocks until they are needed, and waits."""
     FINISHED = "finished"
 
 
 _LEGAL = {
     (State.WAITING, State.RUNNING),  # admission
     (State.RUNNING, State.WAITING),  # preemption
+    (State.RUNNING, State.PAUSED),
+    (State.PAUSED, State.RUNNING),  # resumption
+    (State.PAUSED, State.WAITING),  # preemption of what is paused
+    (State.PAUSED, State.FINISHED),
     (State.WAITING, State.FINISHED),  # abort in the queue
     (State.RUNNING, State.FINISHED),
 }
@@ -64,6 +70,8 @@ class Request:
     last_token_s: float | None = None
     admission_id: int = -1
     """Rank among all admissions; the newest is preempted first."""
+    num_output_at_seat: int = 0
+    """Tokens it had generated when it last got a slot."""
 
     @property
     def num_tokens(self) -> int:

@@ -72,7 +72,7 @@ class AliasCollector(Collector):
     def _cache_config(self) -> Metric:
         labels = {
             "block_size": str(BLOCK_SIZE),
-            "num_gpu_blocks": str(self._scheduler.blocks.num_blocks),
+            "num_gpu_blocks": str(self._scheduler.kv.blocks.num_blocks),
             **self._vllm_labels,
         }
         family = GaugeMetricFamily("vllm:cache_config_info", "The shape of the KV cache.", labels=list(labels))

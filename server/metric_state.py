@@ -31,7 +31,7 @@ class StateCollector(Collector):
         """Yield the gauges as they are now. Called on the event loop's thread, which owns the scheduler."""
         scheduler = self._scheduler
         running, waiting = list(scheduler.running.values()), list(scheduler.queue)
-        blocks = scheduler.blocks
+        blocks = scheduler.kv.blocks
         yield _gauge("requests_running", "Requests in a slot.", len(running))
         yield _gauge("requests_waiting", "Requests without a slot.", len(waiting))
         yield _gauge("slots", "Slots, busy or not.", scheduler.limits.num_slots)

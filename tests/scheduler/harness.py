@@ -12,7 +12,8 @@ from scheduler.batch import BLOCK_SIZE, Batch, RowFault, StepOutput
 from scheduler.cohort import cache_seed
 from scheduler.core import Scheduler, SchedulerLimits
 from scheduler.errors import PromptEmpty, PromptTooLong, QueueFull, Refusal, SlotUnknown
-from scheduler.events import Admitted, Event, Finished, FinishReason, Preempted, TokenSampled
+from scheduler.events import Admitted, Event, Finished, FinishReason, Preempted, StepDone, TokenSampled
+from scheduler.policy import make_policy
 from scheduler.request import Request, State
 from tests.scheduler.builders import make_request
 from tests.scheduler.fake_model import FakeModel
@@ -24,7 +25,7 @@ class Harness:
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
-        self.scheduler = Scheduler(limits)
+        self.scheduler = Scheduler(limits, make_policy("fcfs", limits.num_slots))
         self.model = FakeModel()
         self.turns = TurnWatch()
         self.counts: Counter[str] = Counter()
@@ -133,7 +134,7 @@ class Harness:
             self._check_event(event)
             self.turns.see(event)
         shared = range(self.limits.num_blocks)
-        self.counts["shared block"] += any(self.scheduler.blocks.num_references(block) > 1 for block in shared)
+        self.counts["shared block"] += any(self.scheduler.kv.blocks.num_references(block) > 1 for block in shared)
         return events
 
     def _check_event(self, event: Event) -> None:
@@ -152,7 +153,7 @@ class Harness:
             self.counts["preemption"] += 1
         elif isinstance(event, Finished):
             self._check_finish(event)
-        else:
+        elif isinstance(event, StepDone):
             assert event.num_lists == 1, "a step held two lists (I1)"
 
     def _check_admission(self, event: Admitted) -> None:
@@ -231,18 +232,18 @@ class Harness:
     def _blocks_fit(self, request: Request) -> bool:
         num_full = (request.num_tokens - 1) // BLOCK_SIZE if request.reuse_prefix else 0
         tokens = (request.tokens(i * BLOCK_SIZE, (i + 1) * BLOCK_SIZE) for i in range(num_full))
-        hits = self.scheduler.prefix_cache.match(cache_seed(request.key), tokens)
-        num_idle_hits = sum(self.scheduler.blocks.is_idle(node.block_id) for node in hits)
+        hits = self.scheduler.kv.cache.match(cache_seed(request.key), tokens)
+        num_idle_hits = sum(self.scheduler.kv.blocks.is_idle(node.block_id) for node in hits)
         num_fresh = -(-request.num_tokens // BLOCK_SIZE) - len(hits)
-        return self.scheduler.blocks.num_available - num_idle_hits >= num_fresh + len(self.scheduler.running)
+        return self.scheduler.kv.blocks.num_available - num_idle_hits >= num_fresh + len(self.scheduler.running)
 
     def _check_empty(self) -> None:
         """I7: every accepted request has finished. I3: nothing holds a block any more."""
         assert self.finished.keys() == self.requests.keys()
         assert self.scheduler.num_requests == len(self.scheduler.running) == len(self.scheduler.queue) == 0
         assert len(self.scheduler.turns) == self.turns.num_runnable == 0
-        assert self.scheduler.blocks.num_held == 0
-        assert self.scheduler.blocks.num_available == self.limits.num_blocks
+        assert self.scheduler.kv.blocks.num_held == 0
+        assert self.scheduler.kv.blocks.num_available == self.limits.num_blocks
 
     def _expected_refusal(self, request: Request) -> type[Refusal] | None:
         num_alive = len(self.requests) - len(self.finished)
@@ -255,7 +256,7 @@ class Harness:
         return QueueFull if num_alive >= self.limits.max_waiting + self.limits.num_slots else None
 
     def _cached_blocks(self) -> set[int]:
-        return {block for block in range(self.limits.num_blocks) if block in self.scheduler.prefix_cache}
+        return {block for block in range(self.limits.num_blocks) if block in self.scheduler.kv.cache}
 
     def _snapshot(self) -> tuple[object, ...]:
         scheduler, blocks = self.scheduler, range(self.limits.num_blocks)
@@ -263,7 +264,7 @@ class Harness:
             {slot_id: request.request_id for slot_id, request in scheduler.running.items()},
             [request.request_id for request in scheduler.queue],
             [(key, [request.request_id for request in scheduler.turns.members(key)]) for key in scheduler.turns],
-            [(scheduler.blocks.num_references(block), scheduler.blocks.is_idle(block)) for block in blocks],
+            [(scheduler.kv.blocks.num_references(block), scheduler.kv.blocks.is_idle(block)) for block in blocks],
             self._cached_blocks(),
             scheduler.in_flight,
             scheduler.num_requests,

@@ -212,7 +212,7 @@ def test_ended_request_gives_its_slot_and_blocks_back_at_once() -> None:
     scheduler.end(0, FinishReason.WORD, 1.0)
     scheduler.validate()
     assert scheduler.running == {}
-    assert scheduler.blocks.num_held == 0
+    assert scheduler.kv.blocks.num_held == 0
 
 
 def test_sample_of_a_request_ended_in_flight_is_dropped() -> None:
@@ -233,7 +233,7 @@ def test_blocks_of_a_request_ended_in_flight_are_not_cached() -> None:
     assert batch is not None
     scheduler.end(0, FinishReason.ABORT, 0.0)
     scheduler.commit(answer(batch), 0.0)
-    assert len(scheduler.prefix_cache) == 0
+    assert len(scheduler.kv.cache) == 0
 
 
 def test_failed_step_ends_its_own_requests_with_the_message_and_no_others() -> None:

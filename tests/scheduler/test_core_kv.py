@@ -42,7 +42,7 @@ def test_running_requests_share_blocks() -> None:
     tables = [request.blocks for request in scheduler.running.values()]
     assert tables[0][0] == tables[1][0]
     assert tables[0][1] != tables[1][1]
-    assert scheduler.blocks.num_references(tables[0][0]) == 2
+    assert scheduler.kv.blocks.num_references(tables[0][0]) == 2
 
 
 def test_generated_tokens_are_cached_too() -> None:

@@ -30,14 +30,14 @@ def test_validate_notices_a_request_in_two_slots() -> None:
 
 def test_validate_notices_a_reference_too_many() -> None:
     scheduler, request = broken()
-    scheduler.blocks.share(request.blocks[0])
+    scheduler.kv.blocks.share(request.blocks[0])
     with pytest.raises(AssertionError, match="wrong count"):
         scheduler.validate()
 
 
 def test_validate_notices_a_writable_block_that_can_be_found() -> None:
     scheduler, request = broken()
-    scheduler.prefix_cache.register((), None, (1,) * 16, request.blocks[0])
+    scheduler.kv.cache.register((), None, (1,) * 16, request.blocks[0])
     with pytest.raises(AssertionError, match="can be found by others"):
         scheduler.validate()
 

@@ -82,7 +82,7 @@ class LiveServer:
     def is_idle(self) -> bool:
         """Whether no request is known any more, and no slot and no block is held."""
         scheduler = self.engine.loop.scheduler
-        return scheduler.num_requests == 0 and not scheduler.running and scheduler.blocks.num_held == 0
+        return scheduler.num_requests == 0 and not scheduler.running and scheduler.kv.blocks.num_held == 0
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -1,0 +1,75 @@
+"""The KV blocks of requests: which they hold, which they find in the prefix cache, and which they leave there.
+
+It says whether blocks are to be had; whose are taken away when there are none is for `core.py` to decide.
+"""
+
+from scheduler.batch import BLOCK_SIZE
+from scheduler.blocks import BlockPool
+from scheduler.cohort import cache_seed
+from scheduler.prefix_cache import PrefixCache, PrefixNode
+from scheduler.request import Request
+
+
+class KVSpace:
+    """`num_blocks` blocks, shared by all requests of a scheduler."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.cache = PrefixCache()
+        self.blocks = BlockPool(num_blocks, self.cache)
+
+    def hold(self, request: Request, spare: int) -> bool:
+        """Hold blocks for all tokens of a request, cached ones first; False, and nothing held, where fewer than `spare`
+        blocks would be left. Sets how many of its tokens need not be computed."""
+        hits = self._hits(request)
+        for node in hits:
+            self.blocks.share(node.block_id)
+        num_fresh = blocks_for(request.num_tokens) - len(hits)
+        fits = self.blocks.num_available >= num_fresh + spare
+        fresh = self.blocks.allocate(num_fresh) if fits else None
+        if fresh is None:
+            self.blocks.release([node.block_id for node in hits])
+            return False
+        request.blocks = [node.block_id for node in hits] + fresh
+        request.num_computed = len(hits) * BLOCK_SIZE
+        request.num_registered = len(hits)
+        request.prefix = hits[-1] if hits else None
+        return True
+
+    def grow(self, request: Request) -> bool:
+        """Hold one more block for a request; False where there is none."""
+        fresh = self.blocks.allocate(1)
+        if fresh is None:
+            return False
+        request.blocks += fresh
+        return True
+
+    def register(self, request: Request) -> None:
+        """Make the full blocks that a request has computed findable for others."""
+        seed = cache_seed(request.key)
+        for i in range(request.num_registered, request.num_computed // BLOCK_SIZE):
+            tokens = _block_tokens(request, i)
+            request.prefix = self.cache.register(seed, request.prefix, tokens, request.blocks[i])
+            request.num_registered = i + 1
+
+    def release(self, request: Request) -> None:
+        """Let go of all blocks of a request; its KV is gone, but for what the prefix cache still finds."""
+        self.blocks.release(request.blocks)
+        request.blocks = []
+        request.prefix = None
+        request.num_computed = request.num_registered = 0
+
+    def _hits(self, request: Request) -> list[PrefixNode]:
+        """Cached blocks for the start of a request; its last token is always computed, for its logits are wanted."""
+        if not request.reuse_prefix:
+            return []
+        num_full = (request.num_tokens - 1) // BLOCK_SIZE
+        return self.cache.match(cache_seed(request.key), (_block_tokens(request, i) for i in range(num_full)))
+
+
+def blocks_for(num_tokens: int) -> int:
+    """How many blocks so many tokens take."""
+    return -(-num_tokens // BLOCK_SIZE)
+
+
+def _block_tokens(request: Request, index: int) -> tuple[int, ...]:
+    return request.tokens(index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE)
