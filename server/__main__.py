@@ -6,36 +6,46 @@ import sys
 from collections.abc import Sequence
 
 from server.settings import ENV_PREFIX, Settings, add_flags, read_settings
+from server.simulate_command import run_simulate
 from server.version import VERSION
 
 _SERVE = "serve a model over HTTP, with llama-server's and OpenAI's routes"
+_SIMULATE = "run the scheduler under a virtual clock, without a model"
 
 
-def read_command(arguments: Sequence[str]) -> Settings:
-    """Return the settings of `cohort serve`. A wrong flag ends the process with code 2 and a message that names it."""
+def read_command(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the command and its arguments. A wrong command ends the process with code 2 and a message."""
     parser = argparse.ArgumentParser(
         prog="cohort",
         description="Serve one language model with many LoRA adapters; every batch holds one adapter list.",
+        epilog=f"serve: {_SERVE}. simulate: {_SIMULATE}.",
     )
     parser.add_argument("--version", action="version", version=f"cohort {VERSION}")
-    parser.add_argument("command", choices=["serve"], help=_SERVE)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="see: cohort serve --help")
-    serve_arguments = parser.parse_args(arguments).arguments
+    parser.add_argument("command", choices=["serve", "simulate"])
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="see: cohort serve --help, cohort simulate --help")
+    command = parser.parse_args(arguments)
+    return command.command, command.arguments
 
-    serve_parser = argparse.ArgumentParser(
+
+def read_serve_settings(arguments: Sequence[str]) -> Settings:
+    """Return the settings of `cohort serve`. A wrong flag ends the process with code 2 and a message that names it."""
+    parser = argparse.ArgumentParser(
         prog="cohort serve",
         usage="cohort serve -m MODEL [--lora PATH] … [options]",
         description=_SERVE[0].upper() + _SERVE[1:] + ".",
         epilog=f"Each option is also an environment variable ({ENV_PREFIX}CTX_SIZE, …); the command line wins.",
         allow_abbrev=False,
     )
-    add_flags(serve_parser)
-    return read_settings(serve_parser, serve_arguments)
+    add_flags(parser)
+    return read_settings(parser, arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
-    settings = read_command(sys.argv[1:] if arguments is None else arguments)
+    command, rest = read_command(sys.argv[1:] if arguments is None else arguments)
+    if command == "simulate":
+        return run_simulate(rest)
+    settings = read_serve_settings(rest)
     # Read by libgomp when torch is imported. By default its threads spin for milliseconds at every barrier; when some
     # other thread needs the core (the event loop, a client on the same machine), a step's 300 barriers wait for it.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")

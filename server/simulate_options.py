@@ -6,6 +6,7 @@ import argparse
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from scheduler.batch import BLOCK_SIZE
 from scheduler.core import SchedulerLimits
@@ -23,7 +24,6 @@ from scheduler.workload import (
     Shape,
     Uniform,
     Workload,
-    parse_lengths,
     zipf_lists,
 )
 
@@ -42,6 +42,9 @@ _ONLY_FOR = {
 _NOT_COMPARED = ("workload", "trace", "arrivals", "policy", "requests", "svg", "svg_from", "svg_to")
 """What says nothing about a comparison, which runs everything."""
 _UNLIMITED = 10**9
+
+
+T = TypeVar("T")
 
 
 class OptionError(ValueError):
@@ -171,3 +174,30 @@ def _cost(flags: argparse.Namespace) -> CostModel:
         decode_row_s=_scaled(flags.decode_row_us, 1e-6, preset.decode_row_s),
         kv_token_s=_scaled(flags.kv_token_us, 1e-6, preset.kv_token_s),
     )
+
+
+def _fairness(flags: argparse.Namespace) -> FairnessSettings:
+    return FairnessSettings(
+        max_wait_s=_or(flags.max_wait, DEFAULT_FAIRNESS.max_wait_s),
+        slack_tokens=_or(flags.slack_tokens, DEFAULT_FAIRNESS.slack_tokens),
+        max_active_lists=_or(flags.max_active_lists, DEFAULT_FAIRNESS.max_active_lists),
+    )
+
+
+def _picture(flags: argparse.Namespace) -> Picture | None:
+    start_s, end_s = _or(flags.svg_from, 0.0), _or(flags.svg_to, math.inf)
+    if flags.svg is None:
+        if flags.svg_from is not None or flags.svg_to is not None:
+            raise OptionError("--svg-from and --svg-to say what --svg draws, which was not given")
+        return None
+    if start_s >= end_s:
+        raise OptionError(f"--svg-from {start_s:g} does not lie before --svg-to {end_s:g}")
+    return Picture(flags.svg, start_s, end_s)
+
+
+def _or(given: T | None, default: T) -> T:
+    return default if given is None else given
+
+
+def _scaled(given: float | None, unit: float, default: float) -> float:
+    return default if given is None else given * unit

@@ -6,7 +6,7 @@ The model `never` takes forever to load.
 import sys
 import threading
 
-from server.__main__ import read_command
+from server.__main__ import read_command, read_serve_settings
 from server.engine import Engine
 from server.lifecycle import serve
 from server.settings import Settings
@@ -23,4 +23,4 @@ def load(settings: Settings) -> Engine:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(read_command(sys.argv[1:]), load))
+    sys.exit(serve(read_serve_settings(read_command(sys.argv[1:])[1]), load))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.__main__ import main, read_command
+from server.__main__ import main, read_command, read_serve_settings
 from server.version import VERSION
 
 
@@ -20,7 +20,9 @@ def test_help_tells_the_flags(capsys: pytest.CaptureFixture[str], flag: str) -> 
     assert flag in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [[], ["train"], ["serve", "-m", "x", "--wrong"], ["--wrong"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["train"], ["serve", "-m", "x", "--wrong"], ["simulate", "--wrong"], ["--wrong"]]
+)
 def test_a_wrong_command_line_has_code_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(arguments)
@@ -28,4 +30,5 @@ def test_a_wrong_command_line_has_code_2(arguments: list[str]) -> None:
 
 
 def test_the_arguments_after_serve_are_settings() -> None:
-    assert read_command(["serve", "-m", "x", "--port", "1"]).port == 1
+    command, arguments = read_command(["serve", "-m", "x", "--port", "1"])
+    assert (command, read_serve_settings(arguments).port) == ("serve", 1)
