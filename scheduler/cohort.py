@@ -3,7 +3,10 @@
 An *adapter list* gives one scale per loaded adapter. Its canonical form, the *cohort key*, holds the pairs (adapter,
 scale) with scale ≠ 0, sorted by load id, scales rounded to float32 (the precision in which they are applied). Requests
 whose keys differ never share a batch; caches are seeded by the key. The rule is llama.cpp's `are_lora_equal`
-(tools/server/server-common.cpp), asked here by everyone who needs it."""
+(tools/server/server-common.cpp), asked here by everyone who needs it.
+
+An *activated* adapter (aLoRA, arXiv 2504.12397) acts from a position of the prompt on: then the key is a function of
+the position. What is computed before is computed as without that adapter, and is found by everybody's caches."""
 
 import math
 import struct
@@ -21,6 +24,18 @@ class AdapterId(NamedTuple):
 
 CohortKey: TypeAlias = tuple[tuple[AdapterId, float], ...]
 CacheSeed: TypeAlias = tuple[tuple[str, float], ...]
+
+
+class Activation(NamedTuple):
+    """An adapter of a list that acts on the token at position `start` and on all after it, and on none before."""
+
+    start: int
+    adapter: AdapterId
+
+
+Activations: TypeAlias = tuple[Activation, ...]
+"""At most one for an adapter. Adapters of the list that have none act on all tokens."""
+
 
 BASE: CohortKey = ()
 """The key of the base model: no adapter at a scale other than 0."""
@@ -40,6 +55,18 @@ def cohort_key(scales: Iterable[tuple[AdapterId, float]]) -> CohortKey:
 def can_share_batch(a: CohortKey, b: CohortKey) -> bool:
     """Whether two requests may be computed in one step: only where their adapter lists are equal, scale by scale."""
     return a == b
+
+
+def key_at(key: CohortKey, activations: Activations, position: int) -> CohortKey:
+    """Return the key under which the token at `position` is computed: `key` without the adapters that do not act
+    yet."""
+    dormant = [adapter for start, adapter in activations if start > position]
+    return tuple(pair for pair in key if pair[0] not in dormant) if dormant else key
+
+
+def next_switch(activations: Activations, position: int) -> int | None:
+    """Return the first position after `position` at which the key changes; None where it stays."""
+    return min((start for start, _ in activations if start > position), default=None)
 
 
 def cache_seed(key: CohortKey) -> CacheSeed:

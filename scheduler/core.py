@@ -7,6 +7,7 @@ what a step in flight reads is its own copy, and blocks freed meanwhile are give
 earliest. What happened is kept as events until `take_events`. Invariants I1 … I9: docs/scheduling.md; `validate` checks
 them."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from scheduler.batch import BLOCK_SIZE, Batch, Row, RowFault, Sample, StepOutput
@@ -72,6 +73,7 @@ class Scheduler:
         """Requests that wait with their KV, by id, the latest paused last."""
         self.in_flight: Batch | None = None
         self._lists_in_flight = 0
+        self._service_in_flight: list[tuple[CohortKey, Row]] = []
         self._requests: dict[int, Request] = {}
         self._events: list[Event] = []
         self._planned_s = 0.0
@@ -137,7 +139,7 @@ class Scheduler:
                 self.in_flight = Batch(self._num_steps, key, tuple(rows))
                 self._num_steps += 1
                 self._planned_s = now
-                self._lists_in_flight = len({self._requests[row.request_id].key for row in rows})
+                self._note_lists(rows)
                 return self.in_flight
         return None
 
@@ -146,8 +148,7 @@ class Scheduler:
         batch = self._land(now)
         num_wanted = sum(row.sampling is not None for row in batch.rows)
         assert len(output.samples) == num_wanted, f"{len(output.samples)} samples for {num_wanted} rows that sample"
-        num_prompt = batch.num_tokens - sum(row.is_decode for row in batch.rows)
-        self.queue.served(batch.key, num_prompt, num_wanted)
+        self._count_service()
         samples = iter(output.samples)
         for row in batch.rows:
             sample = next(samples) if row.sampling is not None else None
@@ -255,7 +256,7 @@ class Scheduler:
         rows = []
         for request in self.turns.members(key):
             if request.state is State.RUNNING and request.is_decoding and self._extend(request, now):
-                rows.append(_row(request, 1))
+                rows.append(request.row(1))
         return rows
 
     def _extend(self, request: Request, now: float) -> bool:
@@ -274,9 +275,14 @@ class Scheduler:
         rows = []
         for request in self.turns.members(key):
             if budget > 0 and not request.is_decoding:
-                rows.append(_row(request, min(budget, request.num_uncomputed)))
+                rows.append(request.row(min(budget, request.num_before_switch)))
                 budget -= len(rows[-1].token_ids)
         return rows
+
+    def _note_lists(self, rows: list[Row]) -> None:
+        requests = [self._requests[row.request_id] for row in rows]
+        self._lists_in_flight = len({request.key_now for request in requests})
+        self._service_in_flight = [(request.key, row) for request, row in zip(requests, rows, strict=True)]
 
     # How a seat is lost.
 
@@ -334,8 +340,23 @@ class Scheduler:
         self._last_key = batch.key
         return batch
 
+    def _count_service(self) -> None:
+        """Count a step for the lists that its requests asked for, whatever it was computed under."""
+        num_prompt: Counter[CohortKey] = Counter()
+        num_sampled: Counter[CohortKey] = Counter()
+        for key, row in self._service_in_flight:
+            num_prompt[key] += 0 if row.is_decode else len(row.token_ids)
+            num_sampled[key] += row.sampling is not None
+        for key in num_prompt:
+            self.queue.served(key, num_prompt[key], num_sampled[key])
+
     def _advance(self, request: Request, row: Row, sample: Sample | None, now: float) -> None:
-        request.num_computed = row.end
+        if request.key_at(row.end) == request.key_now:
+            request.num_computed = row.end
+        else:
+            self.turns.leave(request)
+            request.num_computed = row.end
+            self.turns.join(request)
         self.kv.register(request)
         if sample is None:
             return
@@ -371,17 +392,3 @@ class Scheduler:
                 now=now,
             )
         )
-
-
-def _row(request: Request, count: int) -> Row:
-    """The next `count` tokens of a request; it samples where they are its last."""
-    samples = count == request.num_uncomputed
-    return Row(
-        request_id=request.request_id,
-        token_ids=request.tokens(request.num_computed, request.num_computed + count),
-        start=request.num_computed,
-        block_table=tuple(request.blocks),
-        sampling=request.sampling if samples else None,
-        history=request.history() if samples else (),
-        is_decode=request.is_decoding,
-    )

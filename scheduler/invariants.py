@@ -42,7 +42,7 @@ def _check_slots(scheduler: "Scheduler") -> None:
     assert sorted(request.request_id for request in in_turns) == sorted(running)
     for key in scheduler.turns:
         assert scheduler.turns.members(key), "a cohort without members stands in the turn order"
-        assert all(can_share_batch(request.key, key) for request in scheduler.turns.members(key))
+        assert all(can_share_batch(request.key_now, key) for request in scheduler.turns.members(key))
 
 
 def _check_block_owners(scheduler: "Scheduler") -> None:
@@ -70,7 +70,8 @@ def _check_batch(scheduler: "Scheduler") -> None:
         assert row.end <= len(row.block_table) * BLOCK_SIZE
         request = scheduler.get(row.request_id)
         if request is not None:
-            assert can_share_batch(request.key, batch.key), "two adapter lists in one batch"
+            keys = {request.key_at(position) for position in range(row.start, row.end)}
+            assert all(can_share_batch(key, batch.key) for key in keys), "two adapter lists in one batch"
 
 
 def _check_running(scheduler: "Scheduler", request: Request) -> None:
@@ -80,11 +81,20 @@ def _check_running(scheduler: "Scheduler", request: Request) -> None:
 
 def _check_progress(scheduler: "Scheduler", request: Request) -> None:
     assert request.key == cohort_key(request.key), "key is not canonical"
+    _check_activations(request)
     assert 1 <= request.num_uncomputed <= request.num_tokens
     assert len(request.output) < request.max_new_tokens
     assert request.num_tokens < scheduler.limits.max_context
     assert request.num_computed <= len(request.blocks) * BLOCK_SIZE
     assert request.num_registered == request.num_computed // BLOCK_SIZE
+
+
+def _check_activations(request: Request) -> None:
+    """Each names another adapter of the list, and a position of the prompt."""
+    activated = [adapter for _, adapter in request.activations]
+    assert len(set(activated)) == len(activated)
+    assert set(activated) <= {adapter for adapter, _ in request.key}
+    assert all(0 <= start < len(request.prompt) for start, _ in request.activations)
 
 
 def _check_waiting(scheduler: "Scheduler", request: Request) -> None:

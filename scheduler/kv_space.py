@@ -5,8 +5,8 @@ It says whether blocks are to be had; whose are taken away when there are none i
 
 from scheduler.batch import BLOCK_SIZE
 from scheduler.blocks import BlockPool
-from scheduler.cohort import cache_seed
-from scheduler.prefix_cache import PrefixCache, PrefixNode
+from scheduler.cohort import cache_seed, next_switch
+from scheduler.prefix_cache import BlockContent, PrefixCache, PrefixNode
 from scheduler.request import Request
 
 
@@ -45,10 +45,10 @@ class KVSpace:
 
     def register(self, request: Request) -> None:
         """Make the full blocks that a request has computed findable for others."""
-        seed = cache_seed(request.key)
+        seed = cache_seed(request.key_at(0))
         for i in range(request.num_registered, request.num_computed // BLOCK_SIZE):
-            tokens = _block_tokens(request, i)
-            request.prefix = self.cache.register(seed, request.prefix, tokens, request.blocks[i])
+            content = block_content(request, i)
+            request.prefix = self.cache.register(seed, request.prefix, content, request.blocks[i])
             request.num_registered = i + 1
 
     def release(self, request: Request) -> None:
@@ -63,7 +63,7 @@ class KVSpace:
         if not request.reuse_prefix:
             return []
         num_full = (request.num_tokens - 1) // BLOCK_SIZE
-        return self.cache.match(cache_seed(request.key), (_block_tokens(request, i) for i in range(num_full)))
+        return self.cache.match(cache_seed(request.key_at(0)), (block_content(request, i) for i in range(num_full)))
 
 
 def blocks_for(num_tokens: int) -> int:
@@ -71,5 +71,12 @@ def blocks_for(num_tokens: int) -> int:
     return -(-num_tokens // BLOCK_SIZE)
 
 
-def _block_tokens(request: Request, index: int) -> tuple[int, ...]:
-    return request.tokens(index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE)
+def block_content(request: Request, index: int) -> BlockContent:
+    """What a full block of a request is computed from, given the blocks before it."""
+    start, end = index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE
+    content: BlockContent = ()
+    switch = next_switch(request.activations, max(start - 1, 0))  # what holds at position 0 is the root's
+    while switch is not None and switch < end:
+        content += (*request.tokens(start, switch), cache_seed(request.key_at(switch)))
+        start, switch = switch, next_switch(request.activations, switch)
+    return content + request.tokens(start, end)

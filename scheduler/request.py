@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from scheduler.batch import SamplingParams
-from scheduler.cohort import CohortKey
+from scheduler.batch import Row, SamplingParams
+from scheduler.cohort import Activations, CohortKey, key_at, next_switch
 from scheduler.prefix_cache import PrefixNode
 
 
@@ -39,6 +39,7 @@ class Request:
     request_id: int
     """Unique among the requests of a process."""
     key: CohortKey
+    """Its adapter list, complete: what its last tokens are computed under, and whom its service is counted for."""
     prompt: tuple[int, ...]
     sampling: SamplingParams
     max_new_tokens: int
@@ -49,6 +50,8 @@ class Request:
     """Run in this slot and no other (llama-server's `id_slot`)."""
     reuse_prefix: bool = True
     """Whether KV blocks of earlier requests may be used (llama-server's `cache_prompt`)."""
+    activations: Activations = ()
+    """Which adapters of `key` act from a position of the prompt on; fixed, whatever is generated."""
 
     state: State = State.WAITING
     output: list[int] = field(default_factory=list)
@@ -72,6 +75,21 @@ class Request:
     """Rank among all admissions; the newest is preempted first."""
     num_output_at_seat: int = 0
     """Tokens it had generated when it last got a slot."""
+
+    def key_at(self, position: int) -> CohortKey:
+        """The key under which its token at `position` is computed."""
+        return key_at(self.key, self.activations, position)
+
+    @property
+    def key_now(self) -> CohortKey:
+        """The key of the next token to compute: that of the cohort it runs in."""
+        return self.key_at(self.num_computed)
+
+    @property
+    def num_before_switch(self) -> int:
+        """Tokens still to compute under `key_now`: all, or those before another list takes over."""
+        end = next_switch(self.activations, self.num_computed)
+        return self.num_uncomputed if end is None else end - self.num_computed
 
     @property
     def num_tokens(self) -> int:
@@ -102,6 +120,19 @@ class Request:
             return ()
         last_n = self.sampling.repeat_last_n
         return self.tokens(0 if last_n < 0 else max(self.num_tokens - last_n, 0), self.num_tokens)
+
+    def row(self, count: int) -> Row:
+        """Its share of a step that computes its next `count` tokens; it samples where they are its last."""
+        samples = count == self.num_uncomputed
+        return Row(
+            request_id=self.request_id,
+            token_ids=self.tokens(self.num_computed, self.num_computed + count),
+            start=self.num_computed,
+            block_table=tuple(self.blocks),
+            sampling=self.sampling if samples else None,
+            history=self.history() if samples else (),
+            is_decode=self.is_decoding,
+        )
 
     def move_to(self, state: State) -> None:
         """Change state; an illegal change is a bug of ours."""

@@ -26,18 +26,19 @@ class Rounds:
 
     def members(self, key: CohortKey) -> list[Request]:
         """The running requests of a cohort, in order of admission."""
-        return list(self._members.get(key, {}).values())
+        # One that comes over from another cohort in mid-prompt joins behind those that were admitted after it.
+        return sorted(self._members.get(key, {}).values(), key=lambda request: request.admission_id)
 
     def join(self, request: Request) -> None:
         """Add a newly seated request to its cohort; a new cohort goes to the end of the queue."""
-        self._members.setdefault(request.key, {})[request.request_id] = request
+        self._members.setdefault(request.key_now, {})[request.request_id] = request
 
     def leave(self, request: Request) -> None:
         """Take out a request that no longer runs, and with the last one the cohort."""
-        cohort = self._members[request.key]
+        cohort = self._members[request.key_now]
         del cohort[request.request_id]
         if not cohort:
-            del self._members[request.key]
+            del self._members[request.key_now]
 
     def end_turn(self, key: CohortKey) -> None:
         """Send a cohort that has been given a step to the end of the queue."""
