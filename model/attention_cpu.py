@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.arrays import as_array
 from model.attention import AttentionStep
 from model.jit import compiled, inlined, kernel
-from model.kernels_cpu import as_array
 from model.matrices_cpu import (
     COLUMNS,
     ROWS,

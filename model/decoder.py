@@ -86,4 +86,6 @@ class Decoder:
 
 def _project(linear: Linear, name: str, x: Tensor, lora: LoraStack | None) -> Tensor:
     y = linear(x)
-    return y if lora is None else lora.add_to(name, y, x)
+    if lora is not None:
+        lora.add_to(name, y, x)
+    return y

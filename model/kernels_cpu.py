@@ -11,7 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.arrays import as_array
 from model.jit import compiled, inlined, kernel
+from model.layers import LowRank
+from model.lora_cpu import CpuLowRank
 from model.simd import (
     WIDTH,
     Array,
@@ -78,22 +81,12 @@ class CpuOps:
         )  # fmt: skip
         return q
 
+    def low_rank(self, a: Tensor, b: Tensor) -> LowRank:
+        return CpuLowRank(a, b)
+
 
 def _threads_for(tensor: Tensor) -> int:
     return 1 if tensor.numel() < _ALONE else torch.get_num_threads()
-
-
-def as_array(tensor: Tensor) -> Array:
-    """View a contiguous CPU tensor as a numpy array, bfloat16 as the uint16 of its bits.
-
-    Raises TypeError for any dtype but bfloat16 and float32.
-    """
-    assert tensor.is_contiguous()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.uint16).numpy()
-    if tensor.dtype == torch.float32:
-        return tensor.numpy()
-    raise TypeError(f"the CPU kernels compute in float32 and bfloat16, not in {tensor.dtype}")
 
 
 @kernel

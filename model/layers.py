@@ -14,6 +14,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
+class LowRank(Protocol):
+    """A delta B A of low rank, ready to be added to what a matrix product gives."""
+
+    num_bytes: int
+
+    def add_to(self, y: Tensor, x: Tensor) -> None:
+        """Add B (A x) to `y` in place; x (T, in) and y (T, out) are contiguous, in the compute dtype."""
+        ...
+
+
 class Ops(Protocol):
     """What the decoder does between matrix products. Built for one compute dtype; treats every row by itself."""
 
@@ -50,6 +60,10 @@ class Ops(Protocol):
         (h,) float32 weights of a per-head RMS norm before the rotation, or both None; k_cache, v_cache (N, P, K, h),
         modified at the flat slots (T,) int64, slot = block · P + offset. Returns (T, H, h) in the compute dtype.
         """
+        ...
+
+    def low_rank(self, a: Tensor, b: Tensor) -> LowRank:
+        """Lay out the factors a (R, in) and b (out, R), float32."""
         ...
 
 
@@ -90,6 +104,9 @@ class TorchOps:
         k_cache.view(-1, K, h).index_copy_(0, slots, k.to(k_cache.dtype))
         v_cache.view(-1, K, h).index_copy_(0, slots, v.to(v_cache.dtype))
         return q.to(self.dtype)
+
+    def low_rank(self, a: Tensor, b: Tensor) -> LowRank:
+        return TorchLowRank(a, b, self.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -132,3 +149,16 @@ class RotaryTable:
         cos, sin = angles.cos() * self._magnitude, angles.sin() * self._magnitude
         self._cos = torch.cat((self._cos, cos.to(self._cos.device)))
         self._sin = torch.cat((self._sin, sin.to(self._sin.device)))
+
+
+class TorchLowRank:
+    """`LowRank` in plain torch, in the compute dtype, on the device of what it is added to."""
+
+    def __init__(self, a: Tensor, b: Tensor, dtype: torch.dtype) -> None:
+        self._a, self._b = a.t().to(dtype), b.t().to(dtype)  # (in, R), (R, out)
+        self.num_bytes = self._a.nbytes + self._b.nbytes
+
+    def add_to(self, y: Tensor, x: Tensor) -> None:
+        if self._a.device != x.device:
+            self._a, self._b = self._a.to(x.device), self._b.to(x.device)
+        y.addmm_(x @ self._a, self._b)

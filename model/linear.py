@@ -25,10 +25,6 @@ class Linear(Protocol):
         """Return W x + b, (T, out_features)."""
         ...
 
-    def add_to(self, y: Tensor, x: Tensor) -> Tensor:
-        """Return y + (W x + b), for y (T, out_features) of x's dtype; y itself is left as it is."""
-        ...
-
 
 def pack_linear(weight: Tensor, bias: Tensor | None, backend: Backend) -> Linear:
     """Lay out a weight (out, in) and an optional bias (out,) of any dtype for `backend`. The originals can be freed."""
@@ -48,11 +44,6 @@ class PlainLinear:
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self._weight, self._bias)
 
-    def add_to(self, y: Tensor, x: Tensor) -> Tensor:
-        if self._bias is None:
-            return torch.addmm(y, x, self._weight.t())
-        return y + F.linear(x, self._weight, self._bias)
-
 
 class PackedLinear:
     """oneDNN's product on a reordered copy of the weight (CPU; float32 and bfloat16)."""
@@ -65,11 +56,6 @@ class PackedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(_two_rows(x), self._weight, self._bias, "none", [], "")
         return y[: x.shape[0]]
-
-    def add_to(self, y: Tensor, x: Tensor) -> Tensor:
-        linear_add = torch.ops.mkldnn._linear_pointwise.binary
-        total: Tensor = linear_add(_two_rows(x), _two_rows(y), self._weight, self._bias, "add")
-        return total[: x.shape[0]]
 
 
 def _two_rows(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from model.backend import Backend
-from model.linear import Linear, pack_linear
+from model.layers import LowRank
 from scheduler.cohort import AdapterId, CohortKey
 
 
@@ -66,47 +66,39 @@ class Projection:
     """(module path, output features) in the order of the output."""
 
 
-@dataclass(frozen=True, slots=True)
-class StackedDelta:
-    """The sum of all deltas of a list on one projection, as two products."""
-
-    a: Linear  # in → R of all adapters and parts
-    b: Linear  # R → out of all parts
-
-
 class LoraStack:
     """One adapter list, ready to run."""
 
-    def __init__(self, stacked: Mapping[str, StackedDelta], num_bytes: int) -> None:
-        self.num_bytes = num_bytes
-        self._stacked = stacked
+    def __init__(self, deltas: Mapping[str, LowRank]) -> None:
+        """`deltas`: the sum of all deltas of the list on each projection that it touches, by name."""
+        self.num_bytes = sum(delta.num_bytes for delta in deltas.values())
+        self._deltas = deltas
 
     def touches(self, name: str) -> bool:
         """Whether the list changes the projection at all."""
-        return name in self._stacked
+        return name in self._deltas
 
-    def add_to(self, name: str, y: Tensor, x: Tensor) -> Tensor:
-        """Return y + Σ scale · factor · B (A x) for projection `name`; y itself where the list does not touch it.
+    def add_to(self, name: str, y: Tensor, x: Tensor) -> None:
+        """Add Σ scale · factor · B (A x) to `y` in place, for projection `name`; nothing where the list does not touch
+        it.
 
-        x (T, in) and y (T, out) are in the compute dtype; neither is modified.
+        x (T, in) and y (T, out) are contiguous, in the compute dtype.
         """
-        stacked = self._stacked.get(name)
-        return y if stacked is None else stacked.b.add_to(y, stacked.a(x))
+        delta = self._deltas.get(name)
+        if delta is not None:
+            delta.add_to(y, x)
 
 
 def stack_adapters(
     scaled: Sequence[tuple[Adapter, float]], projections: Sequence[Projection], backend: Backend
 ) -> LoraStack:
     """Build the stack of an adapter list. Sums are formed in the order given, so the key's order fixes them."""
-    stacked: dict[str, StackedDelta] = {}
-    num_bytes = 0
+    deltas = {}
     for projection in projections:
         blocks = _blocks(scaled, projection)
         if blocks:
-            a, b = _stack(blocks, projection)
-            stacked[projection.name] = StackedDelta(pack_linear(a, None, backend), pack_linear(b, None, backend))
-            num_bytes += (a.numel() + b.numel()) * backend.dtype.itemsize
-    return LoraStack(stacked, num_bytes)
+            deltas[projection.name] = backend.ops.low_rank(*_stack(blocks, projection))
+    return LoraStack(deltas)
 
 
 @dataclass(frozen=True, slots=True)

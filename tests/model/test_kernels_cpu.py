@@ -8,7 +8,8 @@ from numba import njit
 from torch import Tensor
 
 from model import kernels_cpu
-from model.kernels_cpu import CpuOps, as_array
+from model.arrays import as_array
+from model.kernels_cpu import CpuOps
 from model.layers import TorchOps
 
 DTYPES = [torch.float32, torch.bfloat16]

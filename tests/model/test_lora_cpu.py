@@ -1,0 +1,66 @@
+"""The kernel of the two skinny products against float64, and its bits alone and in any batch."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from model.layers import TorchLowRank
+from model.lora_cpu import CpuLowRank
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def factors(rank: int, in_features: int, out_features: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rank, in_features, generator=generator), torch.randn(out_features, rank, generator=generator)
+
+
+def rows(count: int, width: int, dtype: torch.dtype, seed: int) -> Tensor:
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@given(
+    count=st.integers(1, 70),
+    rank=st.integers(1, 70),
+    in_features=st.integers(1, 80),
+    out_features=st.integers(1, 80),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 2**31),
+)
+def test_adds_the_product_of_the_factors(
+    count: int, rank: int, in_features: int, out_features: int, dtype: torch.dtype, seed: int
+) -> None:
+    a, b = factors(rank, in_features, out_features, seed)
+    x, y = rows(count, in_features, dtype, seed + 1), rows(count, out_features, dtype, seed + 2)
+    exact = y.double() + x.double() @ a.double().t() @ b.double().t()
+    size = 1 + float(exact.abs().max())
+    for low_rank in (CpuLowRank(a, b), TorchLowRank(a, b, torch.float32)):
+        got = y.clone() if isinstance(low_rank, CpuLowRank) else y.float()
+        low_rank.add_to(got, x if isinstance(low_rank, CpuLowRank) else x.float())
+        tolerance = 1e-5 if got.dtype == torch.float32 else 2.0**-8
+        assert float((got.double() - exact).abs().max()) <= tolerance * size
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("in_features", "out_features", "rank"), [(576, 960, 24), (1536, 576, 8), (40, 24, 3)])
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(
+    dtype: torch.dtype, in_features: int, out_features: int, rank: int
+) -> None:
+    low_rank = CpuLowRank(*factors(rank, in_features, out_features))
+    x, y = rows(130, in_features, dtype, 1), rows(130, out_features, dtype, 2)
+    together = y.clone()
+    low_rank.add_to(together, x)
+    for count in (1, 2, 3, 5, 16, 17, 40, 100):
+        part = y[7 : 7 + count].clone()
+        low_rank.add_to(part, x[7 : 7 + count])
+        assert torch.equal(part, together[7 : 7 + count])
+
+
+def test_what_lies_beside_the_rows_is_left_alone() -> None:
+    low_rank = CpuLowRank(*factors(3, 20, 9))
+    y = torch.full((6, 9), 5.0)
+    low_rank.add_to(y[2:4], torch.ones(2, 20))
+    assert torch.equal(y[:2], torch.full((2, 9), 5.0))
+    assert torch.equal(y[4:], torch.full((2, 9), 5.0))
