@@ -3,7 +3,7 @@
 A queue knows every accepted request, waiting or seated. It proposes; slots and blocks are the scheduler's. The fair
 queue is `fairness.py`."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
@@ -32,6 +32,10 @@ class AdmissionQueue(Protocol):
 
     def __iter__(self) -> Iterator[Request]:
         """The requests that wait."""
+        ...
+
+    def longest_wait_s(self, now: float) -> float:
+        """Return how long the list that has waited longest without any seat has done so; 0 where none waits so."""
         ...
 
     def push(self, request: Request, now: float) -> None:
@@ -77,6 +81,10 @@ class ArrivalQueue:
     def __init__(self) -> None:
         self._unseated: OrderedDict[int, Request] = OrderedDict()
         self._new: OrderedDict[int, Request] = OrderedDict()
+        self._num_waiting: Counter[CohortKey] = Counter()
+        self._num_seated: Counter[CohortKey] = Counter()
+        self._seatless_since_s: dict[CohortKey, float] = {}
+        """Lists that wait without a seat, the longest wait first."""
 
     def __len__(self) -> int:
         return len(self._unseated) + len(self._new)
@@ -85,20 +93,42 @@ class ArrivalQueue:
         yield from self._unseated.values()
         yield from self._new.values()
 
+    def longest_wait_s(self, now: float) -> float:
+        return now - next(iter(self._seatless_since_s.values()), now)
+
     def push(self, request: Request, now: float) -> None:
         self._new[request.request_id] = request
+        self._count(request.key, 1, 0, now)
 
     def seat(self, request: Request, now: float) -> None:
-        self.leave(request, now)
+        self._stop_waiting(request)
+        self._count(request.key, -1, 1, now)
 
     def unseat(self, request: Request, now: float) -> None:
         # The newest admission goes first, so the latest to come back belongs in front.
         self._unseated[request.request_id] = request
         self._unseated.move_to_end(request.request_id, last=False)
+        self._count(request.key, 1, -1, now)
 
     def leave(self, request: Request, now: float) -> None:
-        if self._unseated.pop(request.request_id, None) is None:
-            self._new.pop(request.request_id, None)
+        if self._stop_waiting(request):
+            self._count(request.key, -1, 0, now)
+        else:
+            self._count(request.key, 0, -1, now)
+
+    def _stop_waiting(self, request: Request) -> bool:
+        return any(waiting.pop(request.request_id, None) is not None for waiting in (self._unseated, self._new))
+
+    def _count(self, key: CohortKey, waiting: int, seated: int, now: float) -> None:
+        """Keep track of which lists wait without a seat, which is of interest to `longest_wait_s` alone."""
+        for counts, change in ((self._num_waiting, waiting), (self._num_seated, seated)):
+            counts[key] += change
+            if not counts[key]:
+                del counts[key]
+        if self._num_waiting[key] and not self._num_seated[key]:
+            self._seatless_since_s.setdefault(key, now)
+        else:
+            self._seatless_since_s.pop(key, None)
 
     def served(self, key: CohortKey, num_prompt: int, num_sampled: int) -> None:
         """Service does not matter here."""

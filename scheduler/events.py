@@ -22,6 +22,8 @@ class FinishReason(StrEnum):
     """The token limit or the context is used up."""
     ABORT = "abort"
     """The client went away or took the request back."""
+    TIMEOUT = "timeout"
+    """Its time was up before it had generated anything."""
     ERROR = "error"
     """The step that computed it failed, or the server shut down before it was done."""
 

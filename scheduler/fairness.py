@@ -120,6 +120,10 @@ class FairQueue:
         """Return the service of a list that has requests."""
         return self._lists[key].service
 
+    def longest_wait_s(self, now: float) -> float:
+        first = next(iter(self._seatless.values()), None)
+        return 0.0 if first is None else now - first.since_s
+
     # Transitions.
 
     def push(self, request: Request, now: float) -> None:

@@ -1,7 +1,10 @@
-"""First come first served."""
+"""First come first served, and what every queue tells."""
 
-from scheduler.admission import ArrivalQueue
-from tests.scheduler.builders import make_request
+import pytest
+
+from scheduler.admission import AdmissionQueue, ArrivalQueue
+from scheduler.fairness import FairQueue
+from tests.scheduler.builders import LIST_A, make_request
 
 
 def waiting(queue: ArrivalQueue) -> list[int]:
@@ -48,3 +51,24 @@ def test_seated_and_finished_requests_wait_no_longer() -> None:
     assert waiting(queue) == [1]
     queue.seat(preempted, 0.0)
     assert len(queue) == 0
+
+
+@pytest.mark.parametrize("queue", [ArrivalQueue(), FairQueue(4)])
+def test_a_list_waits_while_it_has_requests_and_no_seat(queue: AdmissionQueue) -> None:
+    base, later, other = make_request(0), make_request(1), make_request(2, key=LIST_A)
+    assert queue.longest_wait_s(5.0) == 0.0
+    queue.push(base, 10.0)
+    queue.push(later, 11.0)
+    queue.push(other, 12.0)
+    assert queue.longest_wait_s(15.0) == 5.0
+    queue.seat(base, 15.0)
+    assert queue.longest_wait_s(16.0) == 4.0  # of the other list
+    queue.unseat(base, 17.0)
+    queue.seat(other, 17.0)
+    assert queue.longest_wait_s(19.0) == 2.0  # since it lost its seat, not since it came
+    queue.seat(base, 20.0)
+    queue.leave(base, 21.0)
+    assert queue.longest_wait_s(22.0) == 1.0
+    queue.leave(later, 22.0)
+    queue.leave(other, 22.0)
+    assert queue.longest_wait_s(99.0) == 0.0
