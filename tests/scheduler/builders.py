@@ -1,7 +1,7 @@
 """Requests and limits for tests of the scheduler. What a test does not speak of is set to something plain."""
 
 from scheduler.batch import Batch, Sample, SamplingParams, StepOutput
-from scheduler.cohort import BASE, AdapterId, CohortKey, cohort_key
+from scheduler.cohort import BASE, Activations, AdapterId, CohortKey, cohort_key
 from scheduler.core import Scheduler, SchedulerLimits
 from scheduler.events import Admitted, Event, Finished, Preempted
 from scheduler.request import Request
@@ -29,6 +29,7 @@ def make_request(
     eog_ids: frozenset[int] = frozenset(),
     slot_id_wanted: int | None = None,
     reuse_prefix: bool = True,
+    activations: Activations = (),
 ) -> Request:
     return Request(
         request_id=request_id,
@@ -39,6 +40,7 @@ def make_request(
         eog_ids=eog_ids,
         slot_id_wanted=slot_id_wanted,
         reuse_prefix=reuse_prefix,
+        activations=activations,
     )
 
 

@@ -2,9 +2,9 @@
 
 Every position of every block remembers the adapter list, the position and the tokens it was written for. A row is
 computed by writing its tokens where its block table says, then reading its whole context back: each position must have
-been written under the row's own list, at that position, after the request's own tokens. A block that was overwritten,
-shared wrongly, registered too early or never computed fails there. The sampled token is a hash of what was read and of
-nothing else, so that it changes with everything that may legitimately influence it."""
+been written under the list that the request has there, at that position, after the request's own tokens. A block that
+was overwritten, shared wrongly, registered too early or never computed fails there. The sampled token is a hash of what
+was read and of nothing else, so that it changes with everything that may legitimately influence it."""
 
 from typing import NamedTuple
 from zlib import crc32
@@ -30,17 +30,17 @@ class FakeModel:
 
     def __init__(self) -> None:
         self._cells: dict[tuple[int, int], Cell] = {}
-        self._requests: dict[int, Request] = {}
-        self._chains: dict[int, list[int]] = {}
-        """For each request the chain hash at every position of prompt and output: what its context must read as."""
+        self._contexts: dict[int, list[Cell]] = {}
+        """For each request the cell at every position of prompt and output: what its context must read as."""
 
     def expect(self, request: Request) -> None:
         """Take note of a request before its first step."""
-        self._requests[request.request_id] = request
-        chains: list[int] = []
-        self._chains[request.request_id] = chains
-        for token_id in request.prompt:
-            chains.append(_extend(chains, token_id))
+        starts = {adapter: start for start, adapter in request.activations}
+        context: list[Cell] = []
+        self._contexts[request.request_id] = context
+        for position, token_id in enumerate(request.prompt):
+            acting = [pair for pair in request.key if starts.get(pair[0], 0) <= position]
+            context.append(_extend(context, cache_seed(tuple(acting)), token_id))
 
     def execute(self, batch: Batch) -> StepOutput:
         """Write all rows, then read all, as a layer of a real model does."""
@@ -63,12 +63,13 @@ class FakeModel:
             self._cells[place] = Cell(seed, position, chain)
 
     def _check_context(self, row: Row, seed: CacheSeed) -> None:
-        request, chains = self._requests[row.request_id], self._chains[row.request_id]
-        assert cache_seed(request.key) == seed, f"request {row.request_id} computed under another list"
+        context = self._contexts[row.request_id]
+        seeds = {cell.seed for cell in context[row.start : row.end]}
+        assert seeds == {seed}, f"request {row.request_id} computed under another list"
         for position in range(row.end):
-            expected = Cell(seed, position, chains[position])
+            expected = context[position]
             assert self._cell_at(row, position) == expected, f"request {row.request_id} reads foreign KV at {position}"
-        assert (row.sampling is not None) == (row.end == len(chains)), "samples just where the context ends"
+        assert (row.sampling is not None) == (row.end == len(context)), "samples just where the context ends"
 
     def _sample(self, row: Row, seed: CacheSeed) -> Sample:
         assert row.sampling is not None
@@ -76,13 +77,13 @@ class FakeModel:
         assert last is not None
         influences = (seed, last.chain, row.end, row.sampling.seed, row.history)
         token_id = crc32(repr(influences).encode()) % VOCABULARY_SIZE
-        chains = self._chains[row.request_id]
-        chains.append(_extend(chains, token_id))
+        context = self._contexts[row.request_id]
+        context.append(_extend(context, seed, token_id))
         return Sample(row.request_id, token_id)
 
 
-def _extend(chains: list[int], token_id: int) -> int:
-    return _link(chains[-1] if chains else 0, token_id)
+def _extend(context: list[Cell], seed: CacheSeed, token_id: int) -> Cell:
+    return Cell(seed, len(context), _link(context[-1].chain if context else 0, token_id))
 
 
 def _link(chain: int, token_id: int) -> int:

@@ -282,6 +282,7 @@ def answer_alone(request: Request, max_context: int) -> tuple[list[int], FinishR
         max_new_tokens=request.max_new_tokens,
         sampling=request.sampling,
         eog_ids=request.eog_ids,
+        activations=request.activations,
     )
     scheduler.add(copy, 0.0)
     model.expect(copy)
