@@ -18,9 +18,14 @@ from model.runner import ModelRunner
 from model.tokenizer import Tokenizer, load_tokenizer
 from model.weights import Checkpoint, load_checkpoint
 from scheduler.core import Scheduler, SchedulerLimits
+from scheduler.events import Event
+from scheduler.fairness import FairnessSettings
 from scheduler.loop import Executor, StepLoop
+from scheduler.policy import Policy, make_policy
 from server.adapter_registry import AdapterCard, AdapterRegistry
+from server.adapter_weights import BASE_NAME, weigh_lists
 from server.capacity import free_memory_bytes, num_physical_cores, plan_limits
+from server.departures import Departures
 from server.engine import Engine, ModelCard
 from server.metrics import Metrics
 from server.settings import Settings
@@ -37,7 +42,7 @@ def load_engine(settings: Settings) -> Engine:
     chat_template = choose_chat_template(settings, tokenizer)
     config = checkpoint.config
     decoder = Decoder(config, checkpoint.tensors, backend)
-    names = adapter_names([argument.path for argument in settings.adapters], taken=model_names(settings))
+    names = adapter_names([argument.path for argument in settings.adapters], taken=[*model_names(settings), BASE_NAME])
     adapters = [
         load_adapter(Path(argument.path), load_id, name, config, decoder.module_shapes)
         for load_id, (argument, name) in enumerate(zip(settings.adapters, names, strict=True))
@@ -64,18 +69,33 @@ def assemble(
     limits: SchedulerLimits,
     executor: Executor,
 ) -> Engine:
-    """Return the engine around an executor; `adapters` are those of `settings`, in their order."""
+    """Return the engine around an executor; `adapters` are those of `settings`, in their order. Raises ValueError
+    where a setting names an adapter that is not among them.
+    """
     scales = [0.0 if settings.lora_init_without_apply else argument.scale for argument in settings.adapters]
     registry = AdapterRegistry(adapters, scales)
-    scheduler = Scheduler(limits)
+    scheduler = Scheduler(limits, choose_policy(settings, limits, adapters))
     metrics = Metrics(
         scheduler,
         model_name=card.name,
         adapter_name=registry.name_of,
         loaded_adapters=lambda: [adapter.name for adapter in registry.adapters],
     )
-    loop = StepLoop(scheduler, executor, observe=metrics.observe)
-    return Engine(settings, card, tokenizer, chat_template, registry, loop, metrics)
+    departures = Departures()
+
+    def observe(event: Event) -> None:
+        metrics.observe(event)
+        departures.observe(event)
+
+    loop = StepLoop(scheduler, executor, observe=observe)
+    return Engine(settings, card, tokenizer, chat_template, registry, loop, metrics, departures)
+
+
+def choose_policy(settings: Settings, limits: SchedulerLimits, adapters: Sequence[AdapterCard]) -> Policy:
+    """Return a new policy as the settings describe it. Raises ValueError where a weight names no adapter."""
+    fairness = FairnessSettings(settings.max_wait, settings.fair_slack, settings.max_active_lists)
+    weight_of = weigh_lists(settings.adapter_weight, {card.name: card.id for card in adapters})
+    return make_policy(settings.policy, limits.num_slots, fairness, weight_of)
 
 
 def model_names(settings: Settings) -> tuple[str, ...]:

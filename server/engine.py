@@ -8,6 +8,7 @@ from model.tokenizer import Tokenizer
 from scheduler.batch import SamplingParams
 from scheduler.loop import StepLoop
 from server.adapter_registry import AdapterRegistry
+from server.departures import Departures
 from server.errors import FeatureOff
 from server.metrics import Metrics
 from server.schemas import UnknownFields
@@ -49,6 +50,7 @@ class Engine:
     adapters: AdapterRegistry
     loop: StepLoop
     metrics: Metrics
+    departures: Departures
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
 
     @property

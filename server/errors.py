@@ -12,7 +12,9 @@ RequestError
 ├── ModelLoading
 ├── ServerClosing
 ├── NoSlotFree
+├── ServerBusy          the queue is full
 └── GenerationFailed    the step that computed the request failed, or the server stopped before it was done
+    └── TimeUp          the request waited so long that its time was over before its first token
 """
 
 import json
@@ -23,7 +25,7 @@ from model.chat_template import TemplateError
 from scheduler.errors import PromptRefused, PromptTooLong, Unavailable
 
 RETRY_AFTER_S = 1
-"""What a refused client is told to wait: a full queue of a small server moves within a second."""
+"""What a refused client is told to wait where nothing better is known."""
 
 
 class RequestError(Exception):
@@ -81,8 +83,20 @@ class NoSlotFree(RequestError):
         super().__init__("no slot available")
 
 
+class ServerBusy(RequestError):
+    """As many requests wait as may; `retry_after_s` is when there is likely to be room."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class GenerationFailed(RequestError):
     """An accepted request ended without its answer."""
+
+
+class TimeUp(GenerationFailed):
+    """The time of an accepted request was over before it had a token."""
 
 
 _TABLE: dict[type[Exception], tuple[int, str]] = {
@@ -98,6 +112,8 @@ _TABLE: dict[type[Exception], tuple[int, str]] = {
     ModelLoading: (503, "unavailable_error"),
     ServerClosing: (503, "unavailable_error"),
     NoSlotFree: (503, "unavailable_error"),
+    ServerBusy: (503, "unavailable_error"),
+    TimeUp: (503, "unavailable_error"),
     Unavailable: (503, "unavailable_error"),
 }
 
@@ -129,7 +145,8 @@ def error_response(error: Exception) -> Response:
     status, _ = status_of(error)
     response = JsonResponse(error_body(error), status_code=status)
     if status == 503:
-        response.headers["Retry-After"] = str(RETRY_AFTER_S)
+        retry_after_s = error.retry_after_s if isinstance(error, ServerBusy) else RETRY_AFTER_S
+        response.headers["Retry-After"] = str(retry_after_s)
     return response
 
 

@@ -40,7 +40,14 @@ ALIASES = {
 }
 
 # vLLM's words for why a request ended; ours are llama-server's.
-_VLLM_REASONS = {"eos": "stop", "word": "stop", "limit": "length", "abort": "abort", "error": "error"}
+_VLLM_REASONS = {
+    "eos": "stop",
+    "word": "stop",
+    "limit": "length",
+    "abort": "abort",
+    "timeout": "abort",
+    "error": "error",
+}
 
 
 class AliasCollector(Collector):

@@ -3,6 +3,7 @@
 Resident, running and waiting adapters are three different sets. Series of adapter lists exist only while a list runs,
 so the slots bound their number."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
@@ -33,7 +34,13 @@ class StateCollector(Collector):
         running, waiting = list(scheduler.running.values()), list(scheduler.queue)
         blocks = scheduler.kv.blocks
         yield _gauge("requests_running", "Requests in a slot.", len(running))
-        yield _gauge("requests_waiting", "Requests without a slot.", len(waiting))
+        yield _gauge("requests_waiting", "Requests without a slot, paused ones included.", len(waiting))
+        yield _gauge("requests_paused", "Requests that wait for a slot and still hold their KV.", len(scheduler.paused))
+        yield _gauge(
+            "longest_list_wait_seconds",
+            "Longest present wait of an adapter list with requests and without a slot.",
+            scheduler.queue.longest_wait_s(time.monotonic()),
+        )
         yield _gauge("slots", "Slots, busy or not.", scheduler.limits.num_slots)
         yield _gauge("cohorts_active", "Adapter lists that share the steps now.", len(scheduler.turns))
         yield _gauge("kv_blocks", "KV blocks of 16 tokens.", blocks.num_blocks)

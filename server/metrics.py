@@ -12,7 +12,7 @@ from prometheus_client.exposition import choose_encoder
 
 from scheduler.cohort import AdapterId
 from scheduler.core import Scheduler
-from scheduler.events import Admitted, Event, Finished, FinishReason, Preempted, StepDone, TokenSampled
+from scheduler.events import Admitted, Event, Finished, FinishReason, Paused, Preempted, Resumed, StepDone, TokenSampled
 from server.metric_aliases import AliasCollector
 from server.metric_state import StateCollector
 
@@ -63,7 +63,8 @@ class Metrics:
         self._finished = self._counter("requests_finished", "Requests ended, by reason.", "reason")
         for reason in FinishReason:
             self._finished.labels(reason)
-        self._preemptions = self._counter("preemptions", "Running requests that lost their KV blocks to pressure.")
+        self._preemptions = self._counter("preemptions", "Requests that lost their KV blocks to pressure.")
+        self._pauses = self._counter("pauses", "Running requests that gave up their slot to another adapter list.")
         self._prompt_tokens = self._counter(
             "prompt_tokens", "Prompt tokens of admitted requests, cached ones included."
         )
@@ -79,7 +80,9 @@ class Metrics:
         self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", _TTFT_S)
         self._itl = self._histogram("inter_token_latency_seconds", "Between two tokens of one request.", _ITL_S)
         self._e2e = self._histogram("request_duration_seconds", "From arrival to the end of a request.", _REQUEST_S)
-        self._queue_s = self._histogram("queue_time_seconds", "From arrival, or preemption, to a slot.", _REQUEST_S)
+        self._queue_s = self._histogram(
+            "queue_time_seconds", "From arrival, preemption or pause to a slot.", _REQUEST_S
+        )
         self._request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of an ended request.", _TOKENS)
         self._request_generated = self._histogram("request_generated_tokens", "Tokens an ended request got.", _TOKENS)
 
@@ -110,6 +113,10 @@ class Metrics:
                 self._observe_finished(event)
             case Preempted():
                 self._preemptions.inc()
+            case Paused():
+                self._pauses.inc()
+            case Resumed():
+                self._queue_s.observe(event.queue_s)
 
     def _observe_token(self, event: TokenSampled) -> None:
         self._generated_tokens.inc()

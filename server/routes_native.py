@@ -19,7 +19,7 @@ async def completion(request: Request) -> Answer:
     engine = engine_of(request)
     body = await read_body(request, CompletionBody, engine.unknown_fields)
     choices = await make_choices(engine, body, read_prompts(body.prompt))
-    return Answer(engine, choices, body.stop, NativeDialect(engine, body, has_many=len(choices) > 1), body.stream)
+    return Answer(engine, choices, body, NativeDialect(engine, body, has_many=len(choices) > 1))
 
 
 async def tokenize(request: Request) -> Response:

@@ -18,7 +18,7 @@ async def completions(request: Request) -> Answer:
     body = await read_body(request, CompletionBody, engine.unknown_fields)
     _refuse_native_fields(body)
     choices = await make_choices(engine, body, read_prompts(body.prompt))
-    return Answer(engine, choices, body.stop, OpenAIDialect(engine, body, "text"), body.stream)
+    return Answer(engine, choices, body, OpenAIDialect(engine, body, "text"))
 
 
 async def chat_completions(request: Request) -> Answer:
@@ -27,7 +27,7 @@ async def chat_completions(request: Request) -> Answer:
     body = await read_body(request, ChatBody, engine.unknown_fields)
     _refuse_native_fields(body)
     choices = await make_choices(engine, body, [(render_chat(engine, body),)], "messages")
-    return Answer(engine, choices, body.stop, OpenAIDialect(engine, body, "chat"), body.stream)
+    return Answer(engine, choices, body, OpenAIDialect(engine, body, "chat"))
 
 
 def _refuse_native_fields(body: GenerationBody) -> None:

@@ -55,6 +55,8 @@ class GenerationBody(BaseModel, ABC):
     ignore_eos: Flag = False
     min_tokens: Annotated[int, whole(0)] = 0
     logit_bias: object = None
+    t_max_predict_ms: Annotated[int, whole()] = 0
+    """Of generation, from the first token on; takes effect once there is a new line. 0 and less: no limit."""
     timings_per_token: Flag = False
     return_tokens: Flag = False
     response_fields: Texts = ()

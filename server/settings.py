@@ -15,6 +15,10 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from scheduler.fairness import DEFAULT_FAIRNESS
+from scheduler.policy import PolicyName
+from server.adapter_weights import AdapterWeight, read_weights
+
 ENV_PREFIX = "COHORT_"
 
 
@@ -39,6 +43,8 @@ def flag(*names: str, help: str, metavar: str | None = None) -> Flag:  # noqa: A
     """Return the spelling of a setting, the short name first."""
     return Flag(names, help, metavar)
 
+
+_OF_POLICY_FAIR = ("max_wait", "fair_slack", "max_active_lists", "adapter_weight")
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -93,6 +99,49 @@ class Settings(BaseSettings):
         bool, flag("--lora-init-without-apply", help="start with every adapter at scale 0")
     ] = False
 
+    policy: Annotated[
+        PolicyName,
+        flag(
+            "--policy",
+            help="who runs next. fair: bounded waits for every adapter list; fcfs: arrival order; "
+            "drain: arrival order, and one list keeps the steps while it has requests, as in llama-server",
+        ),
+    ] = "fair"
+    max_wait: Annotated[
+        float,
+        Field(ge=0),
+        flag("--max-wait", help="seconds after which a list without a slot is given one, of policy fair", metavar="S"),
+    ] = DEFAULT_FAIRNESS.max_wait_s
+    fair_slack: Annotated[
+        float,
+        Field(ge=0),
+        flag(
+            "--fair-slack",
+            help="tokens by which a running list may be ahead of a waiting one, so that batches stay large, "
+            "of policy fair",
+            metavar="TOKENS",
+        ),
+    ] = DEFAULT_FAIRNESS.slack_tokens
+    max_active_lists: Annotated[
+        NonNegative,
+        flag(
+            "--max-active-lists",
+            help="number of running lists from which on a late one replaces another, of policy fair; "
+            "0: a quarter of the slots, at least 2",
+            metavar="N",
+        ),
+    ] = DEFAULT_FAIRNESS.max_active_lists
+    adapter_weight: Annotated[
+        tuple[AdapterWeight, ...],
+        NoDecode,
+        flag(
+            "--adapter-weight",
+            help="shares of policy fair: an adapter of weight 2 is due twice the tokens of one of weight 1, the "
+            "default; base is the base model; a list has the largest weight of its adapters; repeatable",
+            metavar="NAME=W",
+        ),
+    ] = ()
+
     seed: Annotated[int, flag("--seed", help="seed of requests that name none; -1: random", metavar="N")] = -1
     temp: Annotated[float, Field(ge=0), flag("--temp", help="temperature; 0: greedy", metavar="X")] = 0.8
     top_k: Annotated[NonNegative, flag("--top-k", help="0: the whole vocabulary", metavar="N")] = 40
@@ -137,6 +186,16 @@ class Settings(BaseSettings):
     max_waiting: Annotated[
         NonNegative, flag("--max-waiting", help="requests that may wait for a slot; more get 503", metavar="N")
     ] = 512
+    request_timeout: Annotated[
+        float,
+        Field(ge=0),
+        flag(
+            "--request-timeout",
+            help="seconds from arrival after which an answer ends with what it has, or with 503 where that is nothing; "
+            "0: no limit",
+            metavar="S",
+        ),
+    ] = 0.0
     shutdown_grace: Annotated[
         float, Field(ge=0), flag("--shutdown-grace", help="seconds that running requests get at shutdown", metavar="S")
     ] = 30.0
@@ -158,6 +217,13 @@ class Settings(BaseSettings):
     @classmethod
     def _split_scaled(cls, value: object) -> object:
         return paths_with_scales(value) if isinstance(value, str) else value
+
+    @field_validator("adapter_weight", mode="before")
+    @classmethod
+    def _split_weights(cls, value: object) -> object:
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):  # of a repeated flag
+            value = ",".join(value)
+        return read_weights(value) if isinstance(value, str) else value
 
 
 def paths_at_scale_1(text: str) -> tuple[AdapterArgument, ...]:
@@ -206,6 +272,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action: type[argparse.Action] | str = "store"
         if name in ("lora", "lora_scaled"):
             action = _AppendAdapters
+        elif name == "adapter_weight":
+            action = "append"
         elif field.annotation is bool:
             action = argparse.BooleanOptionalAction
         argument = parser.add_argument(*spelling.names, action=action, dest=name, default=argparse.SUPPRESS)
@@ -225,18 +293,26 @@ def read_settings(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> 
     """
     given = vars(parser.parse_args(arguments))
     try:
-        return Settings.model_validate({name: given[name] for name in Settings.model_fields if name in given})
+        settings = Settings.model_validate({name: given[name] for name in Settings.model_fields if name in given})
     except ValidationError as error:
         problems = [_describe(str(item["loc"][0]), item["msg"], item["input"], given) for item in error.errors()]
         parser.error("; ".join(problems))
+    if settings.policy != "fair":
+        for name in _OF_POLICY_FAIR:
+            if name in settings.model_fields_set:
+                parser.error(f"{_name_given(name, given)} is a setting of --policy fair, not of {settings.policy}")
+    return settings
 
 
 def _describe(field: str, message: str, value: object, given: dict[str, object]) -> str:
-    names = _spelling(field).names
-    spelling = "/".join(names) if field in given else ENV_PREFIX + field.upper()
     if message == "Field required":
-        return f"{'/'.join(names)} is required"
-    return f"{spelling}: {message[0].lower()}{message[1:]}, but got {value!r}"
+        return f"{'/'.join(_spelling(field).names)} is required"
+    return f"{_name_given(field, given)}: {message[0].lower()}{message[1:]}, but got {value!r}"
+
+
+def _name_given(field: str, given: dict[str, object]) -> str:
+    """How the user spelled a setting: the flag, or the variable."""
+    return "/".join(_spelling(field).names) if field in given else ENV_PREFIX + field.upper()
 
 
 def _is_worth_showing(default: object) -> bool:

@@ -7,6 +7,7 @@ frames look is the dialect's business.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from starlette.types import Receive, Scope, Send
 
 from model.detokenizer import Detokenizer
 from model.stop_strings import StopStrings
+from scheduler.errors import QueueFull
 from scheduler.events import Finished, FinishReason
 from server.engine import Engine
-from server.errors import GenerationFailed, JsonResponse, dump_json, error_body
+from server.errors import GenerationFailed, JsonResponse, ServerBusy, TimeUp, dump_json, error_body
 from server.generation import Choice
+from server.schemas import GenerationBody
 from server.transcript import Piece, Transcript
 
 Json: TypeAlias = dict[str, object]
@@ -60,27 +63,45 @@ class Answer:
 
     engine: Engine
     choices: Sequence[Choice]
-    stop: tuple[str, ...]
+    body: GenerationBody
     dialect: Dialect
-    is_stream: bool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send. A refusal by the scheduler is raised before anything is sent."""
         transcripts: list[Transcript] = []
+        timeout_s = self.engine.settings.request_timeout
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._time_out, transcripts) if timeout_s else None
         try:
-            for choice in self.choices:
-                transcripts.append(self._submit(choice))
-            if self.is_stream:
+            self._submit_all(transcripts)
+            if self.body.stream:
                 await unless_disconnected(self._send_stream(transcripts, send), receive)
             else:
                 await unless_disconnected(self._send_whole(transcripts, scope, receive, send), receive)
         finally:
+            if timer is not None:
+                timer.cancel()
             for transcript in transcripts:
                 self.engine.loop.end(transcript.request.request_id, FinishReason.ABORT)
 
-    def _submit(self, choice: Choice) -> Transcript:
-        stream = self.engine.loop.submit(choice.request)
-        return Transcript(choice, stream, Detokenizer(self.engine.tokenizer), StopStrings(self.stop))
+    def _submit_all(self, transcripts: list[Transcript]) -> None:
+        """Submit every choice and append it to `transcripts`. Raises a refusal at the first that is not accepted."""
+        for choice in self.choices:
+            try:
+                stream = self.engine.loop.submit(choice.request)
+            except QueueFull as error:
+                num_missing = len(self.choices) - len(transcripts)
+                retry_after_s = self.engine.departures.seconds_until(num_missing, time.monotonic())
+                raise ServerBusy(str(error), retry_after_s) from error
+            detokenizer, stop = Detokenizer(self.engine.tokenizer), StopStrings(self.body.stop)
+            transcripts.append(Transcript(choice, stream, detokenizer, stop, self.body.t_max_predict_ms))
+
+    def _time_out(self, transcripts: Sequence[Transcript]) -> None:
+        """End all choices with what they have, or with an error where none has anything."""
+        has_any = any(transcript.request.output for transcript in transcripts)
+        reason = FinishReason.LIMIT if has_any else FinishReason.TIMEOUT
+        message = f"no token was generated within {self.engine.settings.request_timeout:g} s; try again later"
+        for transcript in transcripts:
+            self.engine.loop.end(transcript.request.request_id, reason, "" if has_any else message)
 
     async def _send_whole(self, transcripts: Sequence[Transcript], scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(_follow_all(self.engine, transcripts)) as pieces:
@@ -145,13 +166,15 @@ async def _follow(engine: Engine, transcript: Transcript) -> AsyncIterator[Piece
         if isinstance(event, Finished):
             if event.reason is FinishReason.ERROR:
                 raise GenerationFailed(event.message)
+            if event.reason is FinishReason.TIMEOUT:
+                raise TimeUp(event.message)
             piece = transcript.finish(event)
         else:
             piece = transcript.add(event)
         if piece is not None:
             yield piece
-        if transcript.reason is FinishReason.WORD:
-            engine.loop.end(transcript.request.request_id, FinishReason.WORD)
+        if transcript.reason is not None:
+            engine.loop.end(transcript.request.request_id, transcript.reason)
             return
 
 

@@ -24,7 +24,15 @@ class Piece:
 class Transcript:
     """The answer to one request so far."""
 
-    def __init__(self, choice: Choice, stream: TokenStream, detokenizer: Detokenizer, stop: StopStrings) -> None:
+    def __init__(
+        self,
+        choice: Choice,
+        stream: TokenStream,
+        detokenizer: Detokenizer,
+        stop: StopStrings,
+        max_generation_ms: int = 0,
+    ) -> None:
+        """`max_generation_ms` counts from the first token, and ends the answer once it has a new line; 0: no limit."""
         self.choice = choice
         self.request = choice.request
         self.stream = stream
@@ -41,13 +49,15 @@ class Transcript:
         """The slot that computed the newest token."""
         self._detokenizer = detokenizer
         self._stop = stop
+        self._max_generation_ms = max_generation_ms
         self._held: list[Sample] = []
 
     def add(self, event: TokenSampled) -> Piece | None:
         """Take a token; return what of the text can be shown now, None where all of it is held back.
 
         Text is held back while it ends in an unfinished character or in what may become a stop string. Where a stop
-        string is complete, `reason` is WORD afterwards, and the answer ends before it.
+        string is complete, `reason` is WORD afterwards, and the answer ends before it; where the time for generation is
+        over, it is LIMIT, and the answer ends with this token.
         """
         token_id = event.sample.token_id
         if not self.token_ids:
@@ -57,16 +67,25 @@ class Transcript:
             self.slot_id = self.request.slot_id
         self.token_ids.append(token_id)
         self._held.append(event.sample)
-        return self._show(self._feed(self._detokenizer.push(token_id)))
+        text = self._feed(self._detokenizer.push(token_id))
+        if self._is_out_of_time(text) and token_id not in self.request.eog_ids:
+            return self._complete(text, FinishReason.LIMIT)
+        return self._show(text)
 
     def finish(self, event: Finished) -> Piece | None:
         """Take the end of the request; return the rest of the text and the tokens that were not shown yet, None
         where there is neither.
         """
-        rest = self._feed(self._detokenizer.flush())
+        return self._complete("", event.reason)
+
+    def _is_out_of_time(self, text: str) -> bool:
+        return 0 < self._max_generation_ms < self.generation_ms and ("\n" in text or "\n" in self.text)
+
+    def _complete(self, text: str, reason: FinishReason) -> Piece | None:
+        rest = text + (self._feed(self._detokenizer.flush()) if self.reason is None else "")
         if self.reason is FinishReason.WORD:
             return self._show(rest)
-        self.reason = event.reason
+        self.reason = reason
         rest += self._stop.flush()
         return self._show(rest) or (self._release("") if self._held else None)
 

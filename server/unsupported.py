@@ -34,7 +34,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "suffix": ("",),
     "echo": (False,),
     "n_indent": (0,),
-    "t_max_predict_ms": (-1, 0),
     "return_progress": (False,),
     "sse_ping_interval": (-1,),
     "verbose": (False,),

@@ -28,6 +28,8 @@ from server.errors import KNOWN, RequestError, error_body, error_response, statu
         (errors.ModelLoading(), 503, "unavailable_error"),
         (errors.ServerClosing(), 503, "unavailable_error"),
         (errors.NoSlotFree(), 503, "unavailable_error"),
+        (errors.ServerBusy("x", 7), 503, "unavailable_error"),
+        (errors.TimeUp("x"), 503, "unavailable_error"),
         (QueueFull(9, 8), 503, "unavailable_error"),
         (ShuttingDown(), 503, "unavailable_error"),
     ],
@@ -39,6 +41,10 @@ def test_each_error_has_its_status_and_type(error: Exception, status: int, kind:
     body = json.loads(bytes(response.body))["error"]
     assert (body["code"], body["type"], body["message"]) == (status, kind, str(error))
     assert ("retry-after" in response.headers) == (status == 503)
+
+
+def test_a_busy_server_says_when_to_come_back() -> None:
+    assert error_response(errors.ServerBusy("x", 7)).headers["retry-after"] == "7"
 
 
 def test_every_refusal_and_request_error_has_a_row() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from server.adapter_weights import AdapterWeight
 from server.settings import AdapterArgument, Flag, Settings, add_flags, read_settings
 
 
@@ -27,6 +28,8 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert (settings.ctx_size, settings.n_predict, settings.seed) == (0, -1, -1)
     assert (settings.temp, settings.top_k, settings.top_p, settings.min_p) == (0.8, 40, 0.95, 0.05)
     assert (settings.metrics, settings.slots, settings.adapters) == (True, True, ())
+    assert (settings.policy, settings.max_wait, settings.fair_slack) == ("fair", 1, 1024)
+    assert (settings.max_active_lists, settings.adapter_weight, settings.request_timeout) == (0, (), 0)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +53,11 @@ def test_the_defaults_are_the_documented_ones() -> None:
         (["--chat-template", "{{ messages }}"], "chat_template", "{{ messages }}"),
         (["--shutdown-grace", "1.5"], "shutdown_grace", 1.5),
         (["--lora-init-without-apply"], "lora_init_without_apply", True),
+        (["--policy", "drain"], "policy", "drain"),
+        (["--max-wait", "0.25"], "max_wait", 0.25),
+        (["--fair-slack", "0"], "fair_slack", 0.0),
+        (["--max-active-lists", "3"], "max_active_lists", 3),
+        (["--request-timeout", "30"], "request_timeout", 30.0),
     ],
 )
 def test_flags_are_llama_servers(arguments: list[str], field: str, value: object) -> None:
@@ -85,6 +93,31 @@ def test_adapters_of_the_environment_give_way_to_those_of_the_command_line(monke
     assert read("-m", "x", "--lora", "d").adapters == (AdapterArgument("d"),)
 
 
+def test_weights_come_separated_by_commas_repeated_and_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = (AdapterWeight("a=b", 2.0), AdapterWeight("base", 0.5), AdapterWeight("c", 1.0))
+    assert read("-m", "x", "--adapter-weight", "a=b=2,base=.5", "--adapter-weight", "c=1").adapter_weight == weights
+    monkeypatch.setenv("COHORT_ADAPTER_WEIGHT", "a=b=2,base=.5,c=1")
+    assert read("-m", "x").adapter_weight == weights
+
+
+@pytest.mark.parametrize(
+    "setting", ["max_wait=1", "fair_slack=1024", "max_active_lists=0", "adapter_weight=a=1"], ids=lambda text: text[:8]
+)
+def test_what_only_the_fair_policy_honours_is_refused_with_another(
+    setting: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, _, value = setting.partition("=")
+    flag = f"--{name.replace('_', '-')}"
+    with pytest.raises(SystemExit):
+        read("-m", "x", "--policy", "drain", flag, value)
+    assert f"{flag} is a setting of --policy fair, not of drain" in capsys.readouterr().err
+    monkeypatch.setenv(f"COHORT_{name.upper()}", value)
+    with pytest.raises(SystemExit):
+        read("-m", "x", "--policy", "fcfs")
+    assert f"COHORT_{name.upper()} is a setting of --policy fair, not of fcfs" in capsys.readouterr().err
+    read("-m", "x")
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
@@ -100,6 +133,13 @@ def test_adapters_of_the_environment_give_way_to_those_of_the_command_line(monke
         (["--lora-scaled", "a:b"], ["--lora-scaled", "'a:b'"]),
         (["--lora-scaled", "a:inf"], ["--lora-scaled", "'a:inf'"]),
         (["--lora-scaled", ":1"], ["--lora-scaled", "':1'"]),
+        (["--policy", "lifo"], ["--policy", "'fair'", "'drain'", "'lifo'"]),
+        (["--max-wait", "-1"], ["--max-wait", "'-1'"]),
+        (["--max-wait", "inf"], ["--max-wait", "'inf'"]),
+        (["--request-timeout", "soon"], ["--request-timeout", "'soon'"]),
+        (["--adapter-weight", "a"], ["--adapter-weight", "NAME=W", "'a'"]),
+        (["--adapter-weight", "a=0"], ["--adapter-weight", "'a=0'"]),
+        (["--adapter-weight", "a=1,b=inf"], ["--adapter-weight", "'b=inf'"]),
         (["-c"], ["-c"]),
     ],
 )
