@@ -9,6 +9,10 @@ BEGIN = "<!-- begin: written by `make sim` -->"
 END = "<!-- end: written by `make sim` -->"
 
 
+class PageError(ValueError):
+    """A page that has no place for the table."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One policy on one workload."""
@@ -76,11 +80,11 @@ def visitor_table(trials: Sequence[Trial], workload: str, name: str) -> str:
 
 
 def replace_between_markers(page: str, text: str) -> str:
-    """Return `page` with what stands between BEGIN and END replaced. Raises ValueError where the page lacks them."""
+    """Return `page` with what stands between BEGIN and END replaced. Raises PageError where it lacks them."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"the page has no lines {BEGIN!r} and {END!r}, in this order")
+        raise PageError(f"the page has no lines {BEGIN!r} and {END!r}, in this order")
     return f"{before}{begin}\n\n{text}\n\n{end}{after}"
 
 

@@ -58,7 +58,6 @@ class StepTotals:
     num_steps: int = 0
     num_rows: int = 0
     num_prompt: int = 0
-    num_sampled: int = 0
     num_cohorts: int = 0
     """Runnable cohorts, summed over the steps."""
     num_switches: int = 0
@@ -115,7 +114,9 @@ class Meter:
                 case Admitted():
                     self._move(self._list_of[event.request_id], -1, 1, event.now)
                 case Finished():
+                    # Nobody aborts in a simulation: what finishes was seated.
                     adapter_list = self._list_of.pop(event.request_id)
+                    self._unanswered.pop(event.request_id, None)
                     adapter_list.num_finished += 1
                     self._move(adapter_list, 0, -1, event.now)
                 case _:

@@ -46,10 +46,10 @@ def zipf() -> Scenario:
 
 
 def hog() -> Scenario:
-    """One list queued fifty deep with long generations, and a visitor now and then."""
+    """One list queued fifty deep with long generations, and one visitor who comes again and again."""
     hogs = Clients(50, Shape(one_list("hog"), Fixed(60), Fixed(2000)))
-    visits = Poisson(0.1, Shape(one_list("visitor"), Fixed(60), Fixed(32)))
-    return Scenario(Workload("hog", sources=(visits,), clients=(hogs,)))
+    visitor = Clients(1, Shape(one_list("visitor"), Fixed(60), Fixed(32)), think_s=7.0, start_s=7.0)
+    return Scenario(Workload("hog", clients=(hogs, visitor)))
 
 
 def bursts() -> Scenario:

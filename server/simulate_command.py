@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from scheduler.comparison import Trial, replace_between_markers, table, visitor_table
+from scheduler.comparison import PageError, Trial, replace_between_markers, table, visitor_table
 from scheduler.core import Scheduler
 from scheduler.picture import draw
 from scheduler.policy import make_policy
@@ -30,7 +30,7 @@ def run_simulate(arguments: Sequence[str]) -> int:
         if options.page is not None:
             page = options.page.read_text(encoding="utf-8")
             options.page.write_text(replace_between_markers(page, _tables(trials)), encoding="utf-8")
-    except (OptionError, TraceError, OSError) as error:
+    except (OptionError, TraceError, PageError, OSError) as error:
         parser.error(str(error))
     return 0
 

@@ -44,7 +44,7 @@ def _lists(report: Report) -> Iterator[str]:
     worst = sorted(report.lists, key=lambda each: (-each.longest_wait_s, -each.ttft_s.p99))
     yield (
         f"{'list':<20}{'requests':>9}{'tokens':>10}{'longest wait':>14}"
-        f"{'TTFT p50 / p95 / p99':>30}{'ITL p50 / p95 / p99':>30}"
+        f"{'TTFT p50 / p95 / p99':>36}{'ITL p50 / p95 / p99':>36}"
     )
     for each in worst[:_NUM_LISTS_SHOWN]:
         yield _list(each)
@@ -55,7 +55,7 @@ def _lists(report: Report) -> Iterator[str]:
 def _list(each: ListReport) -> str:
     return (
         f"{each.name:<20}{each.num_requests:>9,}{each.num_sampled:>10,}{_time(each.longest_wait_s):>14}"
-        f"{_three(each.ttft_s):>30}{_three(each.itl_s):>30}"
+        f"{_three(each.ttft_s):>36}{_three(each.itl_s):>36}"
     )
 
 
