@@ -10,11 +10,17 @@ import torch
 from peft import LoraConfig
 from transformers import PreTrainedModel
 
+from scheduler.admission import ArrivalQueue
+from scheduler.batch import SamplingParams
+from scheduler.fairness import FairnessSettings, FairQueue
+from scheduler.request import Request
+from scheduler.turns import Draining
+from server.adapter_weights import AdapterWeight
 from server.assembly import adapter_names, choose_chat_template, load_engine, model_names
 from server.settings import AdapterArgument, Settings
 from tests.model.adapter_makers import attach, make_peft_adapter, set_scales
 from tests.model.tiny import CHAT_TEMPLATE, make_model
-from tests.server.fakes import byte_tokenizer
+from tests.server.fakes import FakeExecutor, byte_tokenizer, fake_engine, fake_settings
 from tests.server.live import LiveServer
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -125,11 +131,34 @@ def test_the_engine_tells_what_it_serves(files: Files) -> None:
         ({"chat_template_file": "no/such/template"}, "no/such/template"),
         ({"ctx_size": 2}, "--ctx-size 2"),
         ({"dtype": "float16"}, "float16"),
+        ({"adapter_weight": (AdapterWeight("third", 2.0),)}, "'third'; there are base, first, second"),
     ],
 )
 def test_what_cannot_be_loaded_is_named(files: Files, changes: dict[str, object], part: str) -> None:
     with pytest.raises((ValueError, OSError), match=part):
         load_engine(settings_of(files, **changes))
+
+
+def test_weights_reach_the_scheduler_by_the_adapters_names(files: Files) -> None:
+    weights = (AdapterWeight("second", 4.0),)
+    engine = load_engine(settings_of(files, adapter_weight=weights, fair_slack=7, max_wait=0.5, max_active_lists=1))
+    queue = engine.loop.scheduler.queue
+    assert isinstance(queue, FairQueue)
+    assert queue.settings == FairnessSettings(max_wait_s=0.5, slack_tokens=7, max_active_lists=1)
+    keys = [engine.adapters.resolve(None, model) for model in ("first", "second")]
+    for request_id, key in enumerate(keys):
+        queue.push(Request(request_id, key, (1,), SamplingParams(), 1), 0.0)
+    for key in keys:
+        queue.served(key, 8, 0)
+    assert [queue.service_of(key) for key in keys] == [8, 2]
+
+
+@pytest.mark.parametrize(("policy", "queue"), [("fair", FairQueue), ("fcfs", ArrivalQueue), ("drain", ArrivalQueue)])
+def test_the_policy_is_the_settings_one(policy: str, queue: type) -> None:
+    settings = fake_settings().model_copy(update={"policy": policy})
+    scheduler = fake_engine(FakeExecutor(), settings).loop.scheduler
+    assert isinstance(scheduler.queue, queue)
+    assert isinstance(scheduler.turns, Draining) == (policy == "drain")
 
 
 def test_a_model_without_an_alias_is_called_by_its_path() -> None:
@@ -138,12 +167,13 @@ def test_a_model_without_an_alias_is_called_by_its_path() -> None:
 
 def test_adapters_are_named_after_their_files_and_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    paths = ["a/pirate", "b/pirate.gguf", "c/pirate/", "fake", "x,y.gguf", "."]
-    assert adapter_names(paths, taken=["fake"]) == [
+    paths = ["a/pirate", "b/pirate.gguf", "c/pirate/", "fake", "base", "x,y.gguf", "."]
+    assert adapter_names(paths, taken=["fake", "base"]) == [
         "pirate",
         "pirate-2",
         "pirate-3",
         "fake-2",
+        "base-2",
         "x_y",
         tmp_path.name,
     ]

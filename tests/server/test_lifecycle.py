@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from server.adapter_weights import AdapterWeight
 from server.engine import Engine
 from server.lifecycle import listen, read_api_keys, serve
 from server.settings import Settings
@@ -30,6 +31,15 @@ def test_a_load_failure_is_one_line_and_exit_code_1(caplog: pytest.LogCaptureFix
     errors = [record for record in caplog.records if record.levelname == "ERROR"]
     assert [record.getMessage() for record in errors] == ["cannot start: fake.gguf: there is no such file or directory"]
     assert errors[0].exc_info is None
+
+
+def test_an_unknown_adapter_in_a_weight_is_one_line_and_exit_code_1(caplog: pytest.LogCaptureFixture) -> None:
+    settings = fake_settings().model_copy(update={"adapter_weight": (AdapterWeight("pirate", 2.0),)})
+    assert serve(settings, lambda settings: fake_engine(FakeExecutor(), settings)) == 1
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert [record.getMessage() for record in errors] == [
+        "cannot start: --adapter-weight names 'pirate'; there are base, adapter0, adapter1"
+    ]
 
 
 class Stopping:

@@ -117,6 +117,8 @@ def test_running_and_waiting_are_read_at_scrape_time(held: LiveServer, turnstile
         samples = scrape(client)
     assert value(samples, "cohort_requests_running") == num_slots
     assert value(samples, "cohort_requests_waiting") == 1
+    assert value(samples, "cohort_requests_paused") == 0
+    assert value(samples, "cohort_longest_list_wait_seconds") > 0
     assert value(samples, "cohort_cohorts_active") == 1
     assert value(samples, "cohort_list_requests_running", list="adapter0:1") == num_slots
     assert value(samples, "cohort_adapter_requests_running", adapter="adapter0") == num_slots
@@ -133,6 +135,7 @@ def test_running_and_waiting_are_read_at_scrape_time(held: LiveServer, turnstile
     with held.client() as client:
         samples = scrape(client)
     assert value(samples, "cohort_requests_running") == 0
+    assert value(samples, "cohort_longest_list_wait_seconds") == 0
     assert value(samples, "cohort_adapter_loaded", adapter="adapter1") == 1
     assert not [sample for sample in samples if sample.name == "cohort_list_requests_running"]
     assert value(samples, "cohort_requests_finished_total", reason="abort") == num_slots + 1

@@ -13,11 +13,12 @@ from server.transcript import Piece, Transcript
 from tests.server.fakes import EOS, byte_tokenizer
 
 
-def transcript(stop: Sequence[str] = ()) -> Transcript:
+def transcript(stop: Sequence[str] = (), max_generation_ms: int = 0) -> Transcript:
     """An empty answer to a prompt of three tokens, admitted at 10 s."""
     request = Request(0, (), (1, 2, 3), SamplingParams(), 100, frozenset({EOS}))
     request.admitted_s = 10.0
-    return Transcript(Choice(0, 0, request), TokenStream(request), Detokenizer(byte_tokenizer()), StopStrings(stop))
+    choice, stream = Choice(0, 0, request), TokenStream(request)
+    return Transcript(choice, stream, Detokenizer(byte_tokenizer()), StopStrings(stop), max_generation_ms)
 
 
 def add(answer: Transcript, tokens: bytes | list[int]) -> list[Piece | None]:
@@ -32,6 +33,11 @@ def add(answer: Transcript, tokens: bytes | list[int]) -> list[Piece | None]:
 def finish(answer: Transcript, reason: FinishReason) -> Piece | None:
     """End the answer."""
     return answer.finish(Finished(0, (), reason, "", 3, answer.num_generated, 0, 0.0, 99.0))
+
+
+def state(answer: Transcript) -> tuple[str, FinishReason | None]:
+    """What is shown, and why it ended."""
+    return answer.text, answer.reason
 
 
 def texts(pieces: Sequence[Piece | None]) -> list[str | None]:
@@ -107,3 +113,36 @@ def test_an_empty_answer_took_no_time() -> None:
     answer = transcript()
     finish(answer, FinishReason.ABORT)
     assert (answer.prompt_ms, answer.generation_ms, answer.text) == (0.0, 0.0, "")
+
+
+def test_the_time_for_generation_counts_from_the_first_token_and_ends_the_answer_after_a_new_line() -> None:
+    answer = transcript(max_generation_ms=2000)
+    assert texts(add(answer, b"a\nb")) == ["a", "\n", "b"]
+    assert state(answer) == ("a\nb", None)  # 2 s are not over at 2 s
+    assert texts(add(answer, b"c")) == ["c"]
+    assert state(answer) == ("a\nbc", FinishReason.LIMIT)
+
+
+def test_without_a_new_line_there_is_no_limit_and_the_new_line_itself_ends_a_late_answer() -> None:
+    answer = transcript(max_generation_ms=2000)
+    add(answer, b"abcdef")
+    assert state(answer) == ("abcdef", None)
+    add(answer, b"\n")
+    assert state(answer) == ("abcdef\n", FinishReason.LIMIT)
+
+
+def test_an_answer_that_is_out_of_time_shows_what_was_held_back() -> None:
+    answer = transcript(["xyz"], max_generation_ms=2000)
+    assert texts(add(answer, b"\nbcx")) == ["\n", "b", "c", "x"]
+    assert state(answer) == ("\nbcx", FinishReason.LIMIT)
+
+
+def test_a_stop_string_and_the_models_own_end_go_before_the_time_limit() -> None:
+    stopped = transcript(["cd"], max_generation_ms=2000)
+    add(stopped, b"\nbcd")
+    assert state(stopped) == ("\nb", FinishReason.WORD)
+    ended = transcript(max_generation_ms=2000)
+    add(ended, [*b"\nbc", EOS])
+    assert state(ended) == ("\nbc", None)
+    finish(ended, FinishReason.EOS)
+    assert state(ended) == ("\nbc", FinishReason.EOS)
