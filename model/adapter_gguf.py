@@ -1,7 +1,10 @@
 """GGUF adapters, as llama.cpp's convert_lora_to_gguf.py writes them and its src/llama-adapter.cpp reads them.
 
 Tensors are named after the base model's GGUF tensors, `blk.0.attn_q.weight.lora_a` and `….lora_b`, in any type that the
-gguf package dequantises. What upstream skips without a word (norms) is refused here.
+gguf package dequantises. What upstream skips without a word (norms) is refused here. An activated adapter acts from the
+first of its invocation tokens on, as it was trained to; llama-server begins one token earlier. (The converter stores
+PEFT's tokens as they are, and of older adapters, trained to act after the first token of their invocation string, all
+but that first one.)
 """
 
 import math
@@ -16,7 +19,6 @@ from model.gguf_names import hf_name, separate_halves
 from model.lora import LoraDelta
 
 _SUFFIXES = {".lora_a": Half.A, ".lora_b": Half.B}
-_INVOCATION_TOKENS = "adapter.alora.invocation_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class GgufAdapter:
     alpha: float
     task_name: str
     prompt_prefix: str
+    invocation_tokens: tuple[int, ...]
 
 
 def read_gguf_adapter(path: Path, config: ModelConfig, module_shapes: Mapping[str, tuple[int, int]]) -> GgufAdapter:
@@ -43,6 +46,7 @@ def read_gguf_adapter(path: Path, config: ModelConfig, module_shapes: Mapping[st
         alpha=alpha,
         task_name=_text(file, "adapter.lora.task_name"),
         prompt_prefix=_text(file, "adapter.lora.prompt_prefix"),
+        invocation_tokens=_token_ids(file, "adapter.alora.invocation_tokens"),
     )
 
 
@@ -64,6 +68,15 @@ def _number(file: GgufFile, key: str) -> float:
     return value
 
 
+def _token_ids(file: GgufFile, key: str) -> tuple[int, ...]:
+    value = file.metadata.get(key, [])
+    if not isinstance(value, list):
+        raise AdapterError(f"invalid gguf type for {key}: {value!r}, it must be an array of token ids")
+    if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in value):
+        raise AdapterError(f"invalid gguf element type for {key}: {value!r}, it must be an array of token ids")
+    return tuple(int(item) for item in value)
+
+
 def _check_kind(file: GgufFile, architecture: str) -> None:
     kind = _text(file, "general.type")
     if kind != "adapter":
@@ -74,10 +87,6 @@ def _check_kind(file: GgufFile, architecture: str) -> None:
     kind = _text(file, "adapter.type")
     if kind != "lora":
         raise AdapterError(f"expect adapter.type to be 'lora', but got: {kind}")
-    if file.metadata.get(_INVOCATION_TOKENS, []) != []:
-        raise AdapterError(
-            f"{_INVOCATION_TOKENS} is set: activated LoRA (aLoRA) is not supported, train and convert a plain LoRA"
-        )
 
 
 def _place_tensors(file: GgufFile, module_shapes: Mapping[str, tuple[int, int]]) -> DeltaTensors:

@@ -6,6 +6,7 @@ adapter is refused. Pickled weights are never read.
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -22,15 +23,25 @@ _LORA_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])
 _EMBEDDING_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_embedding_[AB]")
 
 
-def read_peft(directory: Path, module_shapes: Mapping[str, tuple[int, int]]) -> tuple[dict[str, LoraDelta], float]:
-    """Return the deltas of a PEFT directory by module, and its lora_alpha."""
+@dataclass(frozen=True, slots=True)
+class PeftAdapter:
+    """What a PEFT directory holds."""
+
+    deltas: dict[str, LoraDelta]
+    alpha: float
+    invocation_tokens: tuple[int, ...]
+
+
+def read_peft(directory: Path, module_shapes: Mapping[str, tuple[int, int]]) -> PeftAdapter:
+    """Read a PEFT adapter for the base model. Raises AdapterError naming the field or the tensor."""
     config = read_peft_config(directory)
     found = DeltaTensors(module_shapes)
     for name, tensor in _read_tensors(directory).items():
         module, half = _place_of(name)
         found.place(module, half, name, tensor)
     _check_targets(config, found)
-    return {module: _delta(config, found, module) for module in found.modules}, config.alpha
+    deltas = {module: _delta(config, found, module) for module in found.modules}
+    return PeftAdapter(deltas, config.alpha, config.invocation_tokens)
 
 
 def _read_tensors(directory: Path) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ Json: TypeAlias = object
 _HONOURED = {
     "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "exclude_modules",
     "layers_to_transform", "layers_pattern", "peft_type", "init_lora_weights", "bias", "fan_in_fan_out",
+    "alora_invocation_tokens",
 }  # fmt: skip
 
 # They matter in training, or describe where the adapter comes from.
@@ -38,7 +39,7 @@ _ADVICE = {
     "modules_to_save": f"train without modules_to_save, or {_MERGE}",
     "trainable_token_indices": f"train without trainable_token_indices, or {_MERGE}",
     "layer_replication": "train without layer_replication",
-    "alora_invocation_tokens": "train as plain LoRA, without alora_invocation_tokens",
+    "invocation_string": "give its tokens as alora_invocation_tokens, from the first on which the adapter acts",
     "target_parameters": "name linear modules in target_modules instead",
     "use_qalora": "train with use_qalora false",
     "megatron_config": "save the adapter without megatron_config, for a Hugging Face model",
@@ -61,6 +62,7 @@ class PeftLora:
     exclude_modules: str | Sequence[str] | None
     layers_to_transform: Sequence[int]
     layers_pattern: Sequence[str]
+    invocation_tokens: tuple[int, ...]
 
     def rank_of(self, module: str) -> int:
         """Return the rank that the config gives a module."""
@@ -109,6 +111,7 @@ def read_peft_config(directory: Path) -> PeftLora:
         exclude_modules=_module_names(fields, "exclude_modules") or None,
         layers_to_transform=_layers(fields.get("layers_to_transform")),
         layers_pattern=_layers_pattern(fields),
+        invocation_tokens=_token_ids("alora_invocation_tokens", fields.get("alora_invocation_tokens")),
     )
 
 
@@ -217,6 +220,13 @@ def _layers(value: Json) -> list[int]:
     if not isinstance(layers, list) or not all(isinstance(layer, int) for layer in layers):
         raise _invalid("layers_to_transform", value, "an integer or a list of integers")
     return layers
+
+
+def _token_ids(name: str, value: Json) -> tuple[int, ...]:
+    ids = [] if value is None else value
+    if not isinstance(ids, list) or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        raise _invalid(name, value, "a list of token ids")
+    return tuple(ids)
 
 
 def _names(modules: str | Sequence[str], module: str) -> bool:

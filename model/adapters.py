@@ -1,12 +1,13 @@
 """Adapter files: which format a path has, and the identity of what is loaded from it.
 
 The identity's digest names the content, so that nothing computed under one adapter is taken for another's: the same
-deltas give the same digest from any path and either format. Knows no scale and no request.
+deltas give the same digest from any path and either format. (From which token on an adapter acts is no part of it: what
+it computes where it acts is.) Knows no scale and no request.
 """
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -29,15 +30,46 @@ def load_adapter(
     module_shapes: (out, in) of every module that can be adapted. Raises AdapterError naming the field or the tensor.
     """
     if path.is_dir():
-        deltas, alpha = read_peft(path, module_shapes)
-        return Adapter(AdapterId(load_id, _digest(deltas)), name, str(path), "peft", deltas, alpha, "", "")
+        peft = read_peft(path, module_shapes)
+        _check_tokens(peft.invocation_tokens, config, path)
+        return Adapter(
+            id=AdapterId(load_id, _digest(peft.deltas)),
+            name=name,
+            path=str(path),
+            format="peft",
+            deltas=peft.deltas,
+            alpha=peft.alpha,
+            task_name="",
+            prompt_prefix="",
+            invocation_tokens=peft.invocation_tokens,
+        )
     if not path.exists():
         raise AdapterError(f"failed to open '{path}': no such file or directory")
     if path.suffix != ".gguf":
         raise AdapterError(f"'{path}' is neither a directory that PEFT saved nor a .gguf file")
     file = read_gguf_adapter(path, config, module_shapes)
-    adapter_id = AdapterId(load_id, _digest(file.deltas))
-    return Adapter(adapter_id, name, str(path), "gguf", file.deltas, file.alpha, file.task_name, file.prompt_prefix)
+    _check_tokens(file.invocation_tokens, config, path)
+    return Adapter(
+        id=AdapterId(load_id, _digest(file.deltas)),
+        name=name,
+        path=str(path),
+        format="gguf",
+        deltas=file.deltas,
+        alpha=file.alpha,
+        task_name=file.task_name,
+        prompt_prefix=file.prompt_prefix,
+        invocation_tokens=file.invocation_tokens,
+    )
+
+
+def _check_tokens(invocation_tokens: Sequence[int], config: ModelConfig, path: Path) -> None:
+    """Refuse tokens that no prompt can hold: the adapter would never act."""
+    for token_id in invocation_tokens:
+        if token_id >= config.vocab_size:
+            raise AdapterError(
+                f"invocation token {token_id} of '{path}' is outside the model's vocabulary of {config.vocab_size} "
+                "(hint: maybe wrong base model?)"
+            )
 
 
 def _digest(deltas: Mapping[str, LoraDelta]) -> str:

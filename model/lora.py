@@ -44,6 +44,8 @@ class Adapter:
     task_name: str
     """Of GGUF files; shown to clients, changes nothing. So is `prompt_prefix`."""
     prompt_prefix: str
+    invocation_tokens: tuple[int, ...] = ()
+    """It was trained to act from their last occurrence in a prompt on (aLoRA); empty where it acts on all tokens."""
 
     @property
     def max_rank(self) -> int:

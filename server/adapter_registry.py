@@ -1,9 +1,9 @@
 """Which adapter list a request gets: the one resolver that every generating route asks, and the scales the server
 applies by default.
 
-It knows names, ids and scales, never weights. The rules are llama-server's (absent or empty: the current scales;
-otherwise every adapter not named is 0, a missing scale is 0, of a repeated id the last wins); what that server takes
-silently is refused here, with the field and its value.
+It knows names, ids, scales and invocation tokens, never weights. The rules are llama-server's (absent or empty: the
+current scales; otherwise every adapter not named is 0, a missing scale is 0, of a repeated id the last wins); what that
+server takes silently is refused here, with the field and its value.
 """
 
 import json
@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scheduler.cohort import AdapterId, CohortKey, cohort_key
+from scheduler.cohort import Activation, Activations, AdapterId, CohortKey, cohort_key
 from server.errors import BodyInvalid, FieldInvalid
 
 
@@ -25,6 +25,9 @@ class AdapterCard:
     path: str
     task_name: str = ""
     prompt_prefix: str = ""
+    invocation_tokens: tuple[int, ...] = ()
+    """The adapter acts from their last occurrence in a prompt on (aLoRA); empty where it acts on all tokens."""
+    invocation_text: str = ""
 
 
 class AdapterListError(FieldInvalid):
@@ -42,6 +45,7 @@ class AdapterRegistry:
         assert len({card.name for card in adapters}) == len(adapters), "two adapters have one name"
         self.adapters = tuple(adapters)
         self._names = {card.id: card.name for card in adapters}
+        self._invocations = {card.id: card.invocation_tokens for card in adapters if card.invocation_tokens}
         self.scales = tuple(float(scale) for scale in scales)
 
     @property
@@ -63,6 +67,23 @@ class AdapterRegistry:
             if card.name == model:
                 return cohort_key([(card.id, 1.0)])
         return self.current_key
+
+    def activate(self, key: CohortKey, prompt: tuple[int, ...]) -> tuple[CohortKey, Activations]:
+        """Return the list that takes effect on a prompt, and where its activated adapters begin to act.
+
+        An adapter whose invocation is not in the prompt does not act on it, and is not in the list.
+        """
+        dormant: list[AdapterId] = []
+        activations: list[Activation] = []
+        for adapter, _ in key:
+            invocation = self._invocations.get(adapter)
+            if invocation is not None:
+                start = last_occurrence(prompt, invocation)
+                if start is None:
+                    dormant.append(adapter)
+                else:
+                    activations.append(Activation(start, adapter))
+        return tuple(pair for pair in key if pair[0] not in dormant), tuple(activations)
 
     def set_scales(self, body: object) -> None:
         """Replace the current scales by the list `body`: every adapter not named gets 0. Raises BodyInvalid or
@@ -124,6 +145,14 @@ class AdapterRegistry:
         except (OverflowError, ValueError):
             raise AdapterListError(field, value, "must be a finite number in float32") from None
         return scale
+
+
+def last_occurrence(tokens: tuple[int, ...], wanted: tuple[int, ...]) -> int | None:
+    """Return where `wanted` begins in `tokens` for the last time, or None where it never does."""
+    for start in range(len(tokens) - len(wanted), -1, -1):
+        if tokens[start] == wanted[0] and tokens[start : start + len(wanted)] == wanted:
+            return start
+    return None
 
 
 def _shortest(scale: float) -> float:

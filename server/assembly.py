@@ -57,7 +57,8 @@ def load_engine(settings: Settings) -> Engine:
     )
     runner.warm_up()
     card = model_card(settings, checkpoint, limits)
-    return assemble(settings, card, tokenizer, chat_template, [_card(adapter) for adapter in adapters], limits, runner)
+    cards = [_card(adapter, tokenizer) for adapter in adapters]
+    return assemble(settings, card, tokenizer, chat_template, cards, limits, runner)
 
 
 def assemble(
@@ -144,5 +145,13 @@ def model_card(settings: Settings, checkpoint: Checkpoint, limits: SchedulerLimi
     )
 
 
-def _card(adapter: Adapter) -> AdapterCard:
-    return AdapterCard(adapter.id, adapter.name, adapter.path, adapter.task_name, adapter.prompt_prefix)
+def _card(adapter: Adapter, tokenizer: Tokenizer) -> AdapterCard:
+    return AdapterCard(
+        id=adapter.id,
+        name=adapter.name,
+        path=adapter.path,
+        task_name=adapter.task_name,
+        prompt_prefix=adapter.prompt_prefix,
+        invocation_tokens=adapter.invocation_tokens,
+        invocation_text=tokenizer.decode(adapter.invocation_tokens),
+    )

@@ -106,19 +106,21 @@ async def make_choices(
     """Return one request for each of the `n` choices of each prompt, in the order of the answer. Raises FieldInvalid.
 
     The adapter list is resolved before anything is awaited, so scales that are set while a long prompt is tokenised do
-    not change it. `field` is where the prompts come from, for messages.
+    not change it; where its activated adapters act is a matter of the tokens. `field` is where the prompts come from,
+    for messages.
     """
     num_slots = engine.loop.scheduler.limits.num_slots
     if body.n > num_slots:
         raise FieldInvalid("n_cmpl", f"Value must be between 1 <= value <= {num_slots}, but got {body.n}")
     if body.best_of is not None and body.best_of not in (1, body.n):
         raise FieldInvalid("best_of", f"is supported only as 1 or as n, which is {body.n}, but got {body.best_of}")
-    key = engine.adapters.resolve(body.lora, body.model)
+    wanted = engine.adapters.resolve(body.lora, body.model)
     tokenizer = engine.tokenizer
     sampling = _sampling(engine, body)
     max_new_tokens = _max_new_tokens(engine, body)
     eog_ids: frozenset[int] = frozenset() if body.ignore_eos else tokenizer.eog_ids
     encoded = [await encode_prompt(tokenizer, prompt, field) for prompt in prompts]
+    in_effect = [engine.adapters.activate(wanted, prompt) for prompt in encoded]
     return [
         Choice(
             index=prompt_index * body.n + choice_index,
@@ -132,9 +134,10 @@ async def make_choices(
                 eog_ids=eog_ids,
                 slot_id_wanted=None if body.id_slot < 0 else body.id_slot % num_slots,
                 reuse_prefix=body.cache_prompt,
+                activations=activations,
             ),
         )
-        for prompt_index, prompt in enumerate(encoded)
+        for prompt_index, (prompt, (key, activations)) in enumerate(zip(encoded, in_effect, strict=True))
         for choice_index in range(body.n)
     ]
 

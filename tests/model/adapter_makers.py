@@ -117,8 +117,12 @@ def convert_to_gguf(
 ) -> Path:
     """Write a PEFT adapter as llama.cpp's converter would; `alpha` replaces the config's."""
     tensors = gguf_adapter_tensors(base, directory)
-    lora_alpha = read_peft_config(directory).alpha if alpha is None else alpha
-    metadata = {**adapter_metadata(base), "adapter.lora.alpha": lora_alpha}
+    config = read_peft_config(directory)
+    metadata: Metadata = {
+        **adapter_metadata(base),
+        "adapter.lora.alpha": config.alpha if alpha is None else alpha,
+        "adapter.alora.invocation_tokens": list(config.invocation_tokens),
+    }
     return write_gguf_adapter(path, metadata, tensors, file_type)
 
 
@@ -147,7 +151,9 @@ def write_gguf_adapter(path: Path, metadata: Metadata, tensors: Mapping[str, Arr
         if isinstance(value, float):
             writer.add_float32(key, value)
         elif isinstance(value, list):
-            writer.add_array(key, value)
+            element = gguf.GGUFValueType.UINT32 if all(item >= 0 for item in value) else gguf.GGUFValueType.INT32
+            if value:
+                writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, element)
         elif key != "general.architecture":  # the writer has added it
             writer.add_string(key, value)
     quant = gguf.GGMLQuantizationType[file_type]

@@ -46,7 +46,7 @@ class Source:
         self.module_shapes = module_shapes_of(self.base)
         config = LoraConfig(r=RANK, lora_alpha=48, target_modules=list(ALL_LINEAR))
         self.peft = make_peft_adapter(self.base, path / "peft", config)
-        self.deltas, _ = read_peft(self.peft, self.module_shapes)
+        self.deltas = read_peft(self.peft, self.module_shapes).deltas
 
     def read(self, path: Path) -> GgufAdapter:
         return read_gguf_adapter(path, self.config, self.module_shapes)
@@ -119,7 +119,14 @@ REFUSED_METADATA: dict[str, tuple[Metadata, str]] = {
         "model arch and LoRA arch mismatch: the model is 'llama', the adapter 'qwen2'",
     ),
     "another kind of adapter": ({"adapter.type": "control"}, "expect adapter.type to be 'lora', but got: control"),
-    "activated LoRA": ({"adapter.alora.invocation_tokens": [1, 2]}, "adapter.alora.invocation_tokens is set: .*aLoRA"),
+    "invocation that is a string": (
+        {"adapter.alora.invocation_tokens": "##!"},
+        "invalid gguf type for adapter.alora.invocation_tokens: '##!'",
+    ),
+    "invocation of numbers that are no tokens": (
+        {"adapter.alora.invocation_tokens": [1, -2]},
+        r"invalid gguf element type for adapter.alora.invocation_tokens: \[1, -2\]",
+    ),
     "alpha that is a string": ({"adapter.lora.alpha": "8"}, "invalid gguf type for adapter.lora.alpha: '8'"),
     "alpha that is not finite": ({"adapter.lora.alpha": float("nan")}, "adapter.lora.alpha: nan"),
     "task name that is a number": ({"adapter.lora.task_name": 1.0}, "invalid gguf type for adapter.lora.task_name: 1"),

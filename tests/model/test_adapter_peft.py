@@ -64,7 +64,12 @@ REFUSED_FIELDS: list[tuple[str, object]] = [
     ("lora_bias", True),
     ("modules_to_save", ["lm_head"]),
     ("layer_replication", [[0, 1], [0, 1]]),
-    ("alora_invocation_tokens", [1, 2]),
+    ("alora_invocation_tokens", "##!"),
+    ("invocation_string", "##!"),
+    ("alora_invocation_tokens", 5),
+    ("alora_invocation_tokens", [1, -2]),
+    ("alora_invocation_tokens", [1, "2"]),
+    ("alora_invocation_tokens", [True]),
     ("trainable_token_indices", [5]),
     ("trainable_token_indices", {"embed_tokens": [5]}),
     ("target_parameters", ["mlp.experts.gate_up_proj"]),
@@ -134,6 +139,9 @@ NEUTRAL_FIELDS: list[tuple[str, object]] = [
     ("init_lora_weights", "eva"),
     ("bias", None),
     ("modules_to_save", []),
+    ("alora_invocation_tokens", None),
+    ("alora_invocation_tokens", []),
+    ("alora_invocation_tokens", [1, 2]),
     ("a_field_of_tomorrow", None),
     ("another_field_of_tomorrow", False),
     ("a_table_of_tomorrow", {}),
@@ -261,7 +269,7 @@ def test_a_rank_that_the_config_does_not_give_is_refused(written: Written, chang
 def test_without_target_modules_the_tensors_decide(written: Written) -> None:
     edit_config(written.path, {"target_modules": None})
     edit_tensors(written.path, remove(f"{Q}.lora_A.weight", f"{Q}.lora_B.weight"))
-    deltas, _ = read_peft(written.path, written.module_shapes)
+    deltas = read_peft(written.path, written.module_shapes).deltas
     assert "model.layers.0.self_attn.q_proj" not in deltas
     assert "model.layers.1.self_attn.q_proj" in deltas
 
