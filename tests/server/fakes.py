@@ -12,7 +12,7 @@ from tokenizers import AddedToken, models, pre_tokenizers
 
 from model.tokenizer import Tokenizer
 from model.vocabulary import Vocabulary, byte_level_piece
-from scheduler.batch import BLOCK_SIZE, Batch, Row, Sample, StepOutput, TokenLogprob
+from scheduler.batch import BLOCK_SIZE, Batch, Row, RowFault, Sample, StepOutput, TokenLogprob
 from scheduler.cohort import AdapterId, CohortKey
 from scheduler.core import SchedulerLimits
 from server.adapter_registry import AdapterCard
@@ -87,13 +87,16 @@ class Turnstile:
         self._permits = 0
         self._is_open = False
         self._num_arrived = 0
+        self._num_inside = 0
 
     def go_through(self) -> None:
         """Called by the executor before a step."""
         with self._condition:
             self._num_arrived += 1
             self._condition.notify_all()
+            self._num_inside += 1
             assert self._condition.wait_for(lambda: self._is_open or self._permits > 0, timeout=20)
+            self._num_inside -= 1
             self._permits -= 1
 
     def let(self, num_steps: int) -> None:
@@ -101,6 +104,12 @@ class Turnstile:
         with self._condition:
             self._permits += num_steps
             self._condition.notify_all()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a planned step stands still."""
+        with self._condition:
+            return self._num_inside > 0 and self._permits <= 0 and not self._is_open
 
     def open(self) -> None:
         """Allow every step from now on."""
@@ -133,9 +142,10 @@ class FakeExecutor:
         if self.error is not None:
             error, self.error = self.error, None
             raise error
-        return StepOutput(tuple(self._sample(batch.key, row) for row in batch.rows if row.sampling is not None))
+        return StepOutput(tuple(self.sample(batch.key, row) for row in batch.rows if row.sampling is not None))
 
-    def _sample(self, key: CohortKey, row: Row) -> Sample:
+    def sample(self, key: CohortKey, row: Row) -> Sample | RowFault:
+        """Return the foreseen outcome of one row."""
         assert row.sampling is not None
         index = row.end - self._first_end.setdefault(row.request_id, row.end)
         token_id = self.answer(key, index)

@@ -11,6 +11,7 @@ def departures(*times_s: float) -> Departures:
     seen = Departures()
     for now in times_s:
         seen.observe(Preempted(1, (), now))
+        seen.observe(Finished(2, (), FinishReason.ABORT, "", 3, 0, 0, 0.0, now))
         seen.observe(Finished(0, (), FinishReason.EOS, "", 3, 5, 0, 0.0, now))
     return seen
 
