@@ -1,9 +1,13 @@
 """Adapter lists without HTTP."""
 
-import pytest
+from dataclasses import replace
 
-from scheduler.cohort import BASE, cohort_key
-from server.adapter_registry import AdapterListError, AdapterRegistry
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.cohort import BASE, Activation, cohort_key
+from server.adapter_registry import AdapterListError, AdapterRegistry, last_occurrence
 from tests.server.fakes import adapter_card
 
 CARDS = [adapter_card(0), adapter_card(1), adapter_card(2)]
@@ -61,3 +65,36 @@ def test_names_are_known_by_identity(registry: AdapterRegistry) -> None:
     assert registry.names_adapter("adapter1")
     assert not registry.names_adapter("fake")
     assert not registry.names_adapter(None)
+
+
+# Activated adapters.
+
+LATE = [replace(CARDS[0], invocation_tokens=(5, 5, 6)), replace(CARDS[1], invocation_tokens=(7,)), CARDS[2]]
+ALL = cohort_key([(IDS[0], 1.0), (IDS[1], -0.5), (IDS[2], 2.0)])
+
+
+def test_adapters_act_from_the_last_invocation_on() -> None:
+    late = AdapterRegistry(LATE, [0, 0, 0])
+    prompt = (7, 5, 5, 6, 1, 5, 5, 5, 6, 2, 7, 5, 5)
+    assert late.activate(ALL, prompt) == (ALL, (Activation(6, IDS[0]), Activation(10, IDS[1])))
+
+
+def test_an_adapter_that_is_not_invoked_is_not_in_the_list() -> None:
+    late = AdapterRegistry(LATE, [0, 0, 0])
+    assert late.activate(ALL, (5, 6, 7)) == (cohort_key([(IDS[1], -0.5), (IDS[2], 2.0)]), (Activation(2, IDS[1]),))
+    assert late.activate(cohort_key([(IDS[0], 1.0)]), (5, 5)) == (BASE, ())
+
+
+def test_an_adapter_that_the_list_does_not_name_is_not_invoked() -> None:
+    late = AdapterRegistry(LATE, [0, 0, 0])
+    assert late.activate(cohort_key([(IDS[2], 1.0)]), (5, 5, 6, 7)) == (cohort_key([(IDS[2], 1.0)]), ())
+    assert late.activate(BASE, (5, 5, 6, 7)) == (BASE, ())
+
+
+few_tokens = st.integers(0, 2)
+
+
+@given(st.lists(few_tokens, max_size=12).map(tuple), st.lists(few_tokens, min_size=1, max_size=4).map(tuple))
+def test_the_last_occurrence_is_the_last_of_all(tokens: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    places = [start for start in range(len(tokens)) if tokens[start : start + len(wanted)] == wanted]
+    assert last_occurrence(tokens, wanted) == (places[-1] if places else None)
