@@ -32,9 +32,12 @@ class HttpError(Exception):
     """The server answered with a status other than 200."""
 
 
-async def stream_completion(port: int, body: dict[str, Any], until_s: float | None = None) -> Stream:
+async def stream_completion(
+    port: int, body: dict[str, Any], until_s: float | None = None, *, stream: Stream | None = None
+) -> Stream:
     """POST `body` to /completion with `stream` on, and read it to its end, or until the time `until_s`, then hang up.
 
+    `stream` is filled as it comes and returned; None makes a new one.
     Raises HttpError for a status other than 200 and ConnectionError where the stream breaks off or carries an error.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -42,7 +45,8 @@ async def stream_completion(port: int, body: dict[str, Any], until_s: float | No
         payload = json.dumps({**body, "stream": True, "return_tokens": True}).encode()
         head = f"POST /completion HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(payload)}\r\n"
         head += "Content-Type: application/json\r\nConnection: close\r\n\r\n"
-        stream = Stream(time.perf_counter())
+        stream = stream or Stream(0.0)
+        stream.sent_s = time.perf_counter()
         writer.write(head.encode() + payload)
         status = (await reader.readline()).split()[1]
         while (await reader.readline()).strip():
