@@ -30,11 +30,11 @@ class Rounds:
         return sorted(self._members.get(key, {}).values(), key=lambda request: request.admission_id)
 
     def join(self, request: Request) -> None:
-        """Add a newly seated request to its cohort; a new cohort goes to the end of the queue."""
+        """Add a request to the cohort of its next token; a new cohort goes to the end of the queue."""
         self._members.setdefault(request.key_now, {})[request.request_id] = request
 
     def leave(self, request: Request) -> None:
-        """Take out a request that no longer runs, and with the last one the cohort."""
+        """Take out a request that no longer runs, or is about to change its key, and with the last one the cohort."""
         cohort = self._members[request.key_now]
         del cohort[request.request_id]
         if not cohort:
