@@ -1,6 +1,7 @@
 """The five workloads on which policies are compared, each with the slots it is about. Sized for the cost model
 `cpu-2-core`: each asks for more than that machine can do. Defined in words in docs/simulation.md."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ class Scenario:
     workload: Workload
     num_slots: int = 16
     duration_s: float = 600.0
+    num_requests: int | None = None
+    """Run until so many are answered: without end there would be more to answer for whom a policy puts off."""
 
 
 def _chat(lists: ListMix, mean_output: float = 64) -> Shape:
@@ -41,8 +44,9 @@ def even() -> Scenario:
 
 
 def zipf() -> Scenario:
-    """A hundred lists, some much more popular than others."""
-    return Scenario(Workload("zipf", sources=(Poisson(3.0, _chat(zipf_lists(100, 1.1))),)))
+    """A hundred lists, some much more popular than others, for ten minutes; then what is left is answered."""
+    workload = Workload("zipf", sources=(Poisson(3.0, _chat(zipf_lists(100, 1.1))),))
+    return Scenario(workload, duration_s=math.inf, num_requests=1800)
 
 
 def hog() -> Scenario:

@@ -37,7 +37,7 @@ def run_simulate(arguments: Sequence[str]) -> int:
 
 def _simulate(run: Run, options: Options) -> Trial:
     policy = make_policy(run.policy, run.limits.num_slots, options.fairness)
-    traffic = Traffic(run.scenario.workload, options.seed, options.max_requests)
+    traffic = Traffic(run.scenario.workload, options.seed, run.max_requests)
     picture = options.picture
     timeline = Timeline(picture.start_s, picture.end_s) if picture else None
     began_s = time.perf_counter()

@@ -59,6 +59,7 @@ class Run:
     policy: PolicyName
     limits: SchedulerLimits
     until_s: float
+    max_requests: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,6 @@ class Options:
     cost_name: str
     fairness: FairnessSettings
     seed: int
-    max_requests: int | None
     as_json: bool
     compares: bool
     page: Path | None
@@ -102,7 +102,6 @@ def read_options(flags: argparse.Namespace) -> Options:
         cost_name=flags.cost,
         fairness=_fairness(flags),
         seed=flags.seed,
-        max_requests=flags.requests,
         as_json=flags.json,
         compares=flags.compare,
         page=flags.rewrite,
@@ -162,7 +161,8 @@ def _run(flags: argparse.Namespace, scenario: Scenario, policy: PolicyName) -> R
     except ValueError as error:
         raise OptionError(str(error)) from error
     until_s = math.inf if flags.requests is not None else scenario.duration_s
-    return Run(scenario, policy, limits, _or(flags.duration, until_s))
+    max_requests = scenario.num_requests if flags.requests is None else flags.requests
+    return Run(scenario, policy, limits, _or(flags.duration, until_s), max_requests)
 
 
 def _cost(flags: argparse.Namespace) -> CostModel:

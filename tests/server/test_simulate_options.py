@@ -102,8 +102,15 @@ def test_a_run_ends_at_a_time_or_after_requests_or_whichever_is_first() -> None:
         (("--requests", "8"), math.inf, 8),
         (("--duration", "7", "--requests", "8"), 7.0, 8),
     ):
-        options = read(*given)
-        assert (options.runs[0].until_s, options.max_requests) == (until_s, requests)
+        (run,) = read(*given).runs
+        assert (run.until_s, run.max_requests) == (until_s, requests)
+
+
+def test_a_workload_that_ends_is_run_to_its_last_answer_unless_told_otherwise() -> None:
+    (run,) = read("--workload", "zipf").runs
+    assert (run.until_s, run.max_requests) == (math.inf, 1800)
+    (run,) = read("--workload", "zipf", "--duration", "7", "--requests", "8").runs
+    assert (run.until_s, run.max_requests) == (7.0, 8)
 
 
 def test_a_comparison_runs_every_policy_on_every_workload() -> None:
