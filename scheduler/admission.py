@@ -54,7 +54,7 @@ class AdmissionQueue(Protocol):
         """A request, waiting or seated, has finished."""
         ...
 
-    def served(self, key: CohortKey, num_prompt: int, num_sampled: int) -> None:
+    def served(self, key: CohortKey, num_prompt: int, num_sampled: int, now: float) -> None:
         """A step computed so many tokens of prompts, and sampled so many tokens, for the requests of a list."""
         ...
 
@@ -130,7 +130,7 @@ class ArrivalQueue:
         else:
             self._seatless_since_s.pop(key, None)
 
-    def served(self, key: CohortKey, num_prompt: int, num_sampled: int) -> None:
+    def served(self, key: CohortKey, num_prompt: int, num_sampled: int, now: float) -> None:
         """Service does not matter here."""
 
     def first(self, now: float, has_slot: HasSlot) -> Request | None:

@@ -16,7 +16,6 @@ from scheduler.errors import PromptEmpty, PromptTooLong, QueueFull, SlotUnknown
 from scheduler.events import (
     Admitted,
     Event,
-    Finished,
     FinishReason,
     Paused,
     Preempted,
@@ -24,7 +23,7 @@ from scheduler.events import (
     StepDone,
     TokenSampled,
 )
-from scheduler.kv_space import KVSpace, blocks_for
+from scheduler.kv_space import KVSpace, blocks_for, num_to_grow
 from scheduler.policy import Policy, make_policy
 from scheduler.request import Request, State
 
@@ -148,7 +147,7 @@ class Scheduler:
         batch = self._land(now)
         num_wanted = sum(row.sampling is not None for row in batch.rows)
         assert len(output.samples) == num_wanted, f"{len(output.samples)} samples for {num_wanted} rows that sample"
-        self._count_service()
+        self._count_service(now)
         samples = iter(output.samples)
         for row in batch.rows:
             sample = next(samples) if row.sampling is not None else None
@@ -185,22 +184,25 @@ class Scheduler:
             self._fill_slots(now)
 
     def _fill_slots(self, now: float) -> None:
+        lacking: Request | None = None
         while len(self.running) < self.limits.num_slots:
             request = self.queue.first(now, self._has_slot)
-            if request is None or not self._seat(request, now):
+            if request is None or request is lacking:
                 return
+            if not self._seat(request, now):
+                lacking = request  # the queue knows, and may prefer another now
 
     def _has_slot(self, request: Request) -> bool:
         return request.slot_id_wanted not in self.running
 
     def _seat(self, request: Request, now: float) -> bool:
         """Give a waiting request a slot. False where it lacks blocks: then the queue keeps its turn for it."""
+        if not self._hold_blocks(request, now):
+            self.queue.lacks_blocks(request)
+            return False
         is_resumed = request.state is State.PAUSED
         if is_resumed:
             del self.paused[request.request_id]
-        elif not self._hold_blocks(request, now):
-            self.queue.lacks_blocks(request)
-            return False
         self.queue.seat(request, now)
         request.move_to(State.RUNNING)
         request.slot_id = self._slot_for(request)
@@ -241,14 +243,23 @@ class Scheduler:
         return next(slot_id for slot_id in range(self.limits.num_slots) if slot_id not in self.running)
 
     def _hold_blocks(self, request: Request, now: float) -> bool:
-        """Hold blocks for a request, those of paused requests too if need be; False where even they do not suffice."""
-        # One block to grow for each running request: else the newcomer would be preempted at once.
-        while not self.kv.hold(request, spare=len(self.running)):
-            num_paused = sum(len(paused.blocks) for paused in self.paused.values())
-            wanted = blocks_for(request.num_tokens) + len(self.running)
-            if self.kv.blocks.num_available + num_paused < wanted or not self._preempt_paused(now):
+        """Hold blocks for a request, those of paused requests too if need be; False where even they do not suffice.
+
+        What the running ones grow by until its first token is left to them: so it is not preempted before (I12)."""
+        num_turns, max_context = self._num_turns_to_token(request), self.limits.max_context
+        spare = sum(num_to_grow(running, num_turns, max_context) for running in self.running.values())
+        while missing := self.kv.hold(request, spare):
+            num_paused = sum(len(paused.blocks) for paused in self.paused.values() if paused is not request)
+            if num_paused < missing or not self._preempt_paused(now, keep=request):
                 return False
         return True
+
+    def _num_turns_to_token(self, request: Request) -> int:
+        """Bound the turns of its cohorts until a request that is seated now samples: prompts before its own come
+        first, decode rows of others leave a part of the step, and a change of cohort may cut a turn short."""
+        ahead = sum(other.num_uncomputed for other in self.running.values() if not other.is_decoding)
+        num_tokens_per_turn = self.limits.max_step_tokens - self.limits.num_slots + 1
+        return -(-(ahead + request.num_uncomputed) // num_tokens_per_turn) + len(request.activations)
 
     # The rows of a step.
 
@@ -302,11 +313,12 @@ class Scheduler:
         self.queue.unseat(request, now)
         self._events.append(Preempted(request.request_id, request.key, now))
 
-    def _preempt_paused(self, now: float) -> bool:
-        """Take the blocks of the request that was paused last; False where none is paused."""
-        if not self.paused:
+    def _preempt_paused(self, now: float, keep: Request | None = None) -> bool:
+        """Take the blocks of the request that was paused last, but for `keep`; False where there is none."""
+        request = next((paused for paused in reversed(self.paused.values()) if paused is not keep), None)
+        if request is None:
             return False
-        _, request = self.paused.popitem()
+        del self.paused[request.request_id]
         self.kv.release(request)
         request.move_to(State.WAITING)
         self._events.append(Preempted(request.request_id, request.key, now))
@@ -340,7 +352,7 @@ class Scheduler:
         self._last_key = batch.key
         return batch
 
-    def _count_service(self) -> None:
+    def _count_service(self, now: float) -> None:
         """Count a step for the lists that its requests asked for, whatever it was computed under."""
         num_prompt: Counter[CohortKey] = Counter()
         num_sampled: Counter[CohortKey] = Counter()
@@ -348,7 +360,7 @@ class Scheduler:
             num_prompt[key] += 0 if row.is_decode else len(row.token_ids)
             num_sampled[key] += row.sampling is not None
         for key in num_prompt:
-            self.queue.served(key, num_prompt[key], num_sampled[key])
+            self.queue.served(key, num_prompt[key], num_sampled[key], now)
 
     def _advance(self, request: Request, row: Row, sample: Sample | None, now: float) -> None:
         if request.key_at(row.end) == request.key_now:
@@ -379,16 +391,4 @@ class Scheduler:
         self.queue.leave(request, now)
         request.move_to(State.FINISHED)
         del self._requests[request.request_id]
-        self._events.append(
-            Finished(
-                request_id=request.request_id,
-                key=request.key,
-                reason=reason,
-                message=message,
-                num_prompt=len(request.prompt),
-                num_generated=len(request.output),
-                num_cached=request.num_cached,
-                arrived_s=request.arrived_s,
-                now=now,
-            )
-        )
+        self._events.append(request.finished(reason, message, now))

@@ -2,21 +2,20 @@
 
 Each list has a *service* counter: tokens computed for it, prompt tokens once and sampled tokens twice, over its weight.
 It is the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (arXiv 2401.00588): a list
-that comes back from idleness is lifted to the least served of the others, so that nobody saves up service. On top of
-it:
+that begins to wait is lifted to the least served of those that wait, so that nobody saves up service. On top of it:
 
 - *Locality.* A free seat goes to a list that already runs, as long as that list is at most `slack_tokens` ahead of the
   least served list that waits. Few lists at a time keep cohorts large, and a step costs little more for sixteen rows
   than for one (dLoRA, OSDI 2024).
 - *Maximum wait.* A list without any seat is overdue after `max_wait_s`; overdue lists are seated in the order in which
   they began to wait. While few lists are active, the one with most seats gives up to half of them; else the most served
-  of the lists that have been active for `max_wait_s` hands over its seats.
+  of the lists whose tenure is over hands over its seats.
 - *Bounded difference.* Where a list is more than twice the slack ahead of one that waits, and holds more seats, it
-gives up one.
+  gives up one; where it is more than four times the slack ahead, it gives up all it can.
 
 A request that gives up its seat is paused: it keeps its KV while blocks last. It has always advanced since it was
-seated, or an older one of its list has. Bounds and proofs: docs/scheduling.md. It knows no slots, no blocks and no
-turns."""
+seated, or an older one of its list stays. Bounds and proofs: docs/scheduling.md (I10 … I12). It knows no slots, no
+blocks and no turns."""
 
 import heapq
 import itertools
@@ -62,6 +61,10 @@ class _List:
     """In order of admission."""
     since_s: float = 0.0
     """When it became active, or began to wait without a seat."""
+    oldest_since_s: float = 0.0
+    """While it has not sampled since it became active: when a seat of it was last lost, or it became active."""
+    first_token_s: float | None = None
+    """When it first sampled since it became active."""
 
     @property
     def is_waiting(self) -> bool:
@@ -73,6 +76,12 @@ class _List:
 
     def seats_per_weight(self) -> float:
         return len(self.seated) / self.weight
+
+    def is_tenure_over(self, now: float, max_wait_s: float) -> bool:
+        """Whether it has had its seats for `max_wait_s`, and since its first token for as long as that took: so that
+        where KV is lost again and again, computing it takes at most half of the time."""
+        first = self.first_token_s
+        return now - self.since_s >= max_wait_s and (first is None or now - first >= first - self.oldest_since_s)
 
     def can_pause(self) -> list[Request]:
         """Seated requests that may give up their seats, the newest first.
@@ -105,6 +114,8 @@ class FairQueue:
         stale."""
         self._serials = itertools.count()
         self._remembered: OrderedDict[CohortKey, float] = OrderedDict()
+        self._level = 0.0
+        """Service to which lists are lifted that begin to wait."""
         self._num_waiting = 0
         self._next: Request | None = None
         """The waiting request that was chosen and lacked blocks."""
@@ -130,6 +141,7 @@ class FairQueue:
         adapter_list = self._lists.get(request.key) or self._enter(request.key)
         if not adapter_list.is_waiting and not adapter_list.seated:
             self._begin_seatless(adapter_list, now)
+        self._lift(adapter_list)
         adapter_list.new[request.request_id] = request
         self._num_waiting += 1
         self._note_service(adapter_list)
@@ -140,49 +152,64 @@ class FairQueue:
         if not adapter_list.seated:
             del self._seatless[request.key]
             self._active[request.key] = adapter_list
-            adapter_list.since_s = now
+            adapter_list.since_s = adapter_list.oldest_since_s = now
+            adapter_list.first_token_s = None
         adapter_list.seated[request.request_id] = request
 
     def unseat(self, request: Request, now: float) -> None:
         adapter_list = self._lists[request.key]
         del adapter_list.seated[request.request_id]
+        self._lift(adapter_list)
         # The newest is unseated first, so the latest to come back belongs in front.
         adapter_list.unseated[request.request_id] = request
         adapter_list.unseated.move_to_end(request.request_id, last=False)
         self._num_waiting += 1
         self._note_service(adapter_list)
-        if not adapter_list.seated:
-            self._begin_seatless(adapter_list, now)
+        self._note_lost_seat(adapter_list, now)
 
     def leave(self, request: Request, now: float) -> None:
         adapter_list = self._lists[request.key]
-        if adapter_list.seated.pop(request.request_id, None) is None:
+        was_seated = adapter_list.seated.pop(request.request_id, None) is not None
+        if not was_seated:
             self._stop_waiting(adapter_list, request)
-        if not adapter_list.seated:
-            if not adapter_list.is_waiting:
-                self._retire(adapter_list)
-            elif request.key in self._active:
-                self._begin_seatless(adapter_list, now)
+        if not adapter_list.seated and not adapter_list.is_waiting:
+            self._retire(adapter_list)
+        elif was_seated:
+            self._note_lost_seat(adapter_list, now)
 
-    def served(self, key: CohortKey, num_prompt: int, num_sampled: int) -> None:
+    def served(self, key: CohortKey, num_prompt: int, num_sampled: int, now: float) -> None:
+        tokens = _PROMPT_COST * num_prompt + _SAMPLED_COST * num_sampled
         adapter_list = self._lists.get(key)
-        if adapter_list is not None:  # else the step's last request ended while it was computed
-            tokens = _PROMPT_COST * num_prompt + _SAMPLED_COST * num_sampled
-            adapter_list.service += tokens / adapter_list.weight
-            self._note_service(adapter_list)
+        if adapter_list is None:  # the step's last request ended while it was computed
+            if key in self._remembered:
+                self._remembered[key] += tokens / self._weight_of(key)
+            return
+        adapter_list.service += tokens / adapter_list.weight
+        self._note_service(adapter_list)
+        if num_sampled and adapter_list.first_token_s is None:
+            adapter_list.first_token_s = now
 
     def _enter(self, key: CohortKey) -> _List:
-        """Take in a list that had no request, lifted to the least served of the others."""
-        service = self._remembered.pop(key, 0.0)
-        others = [adapter_list.service for adapter_list in self._active.values()]
-        least = self._peek(lambda request: True)
-        if least is not None:
-            others.append(least[0].service)
-        service = max(service, min(others, default=0.0))
-        adapter_list = self._lists[key] = _List(key, self._weight_of(key), service)
+        adapter_list = self._lists[key] = _List(key, self._weight_of(key), self._remembered.pop(key, 0.0))
         return adapter_list
 
+    def _lift(self, adapter_list: _List) -> None:
+        """Lift a list that does not wait, and is about to."""
+        if next(adapter_list.waiting(_names_no_slot), None) is None:
+            self._raise_level()
+            adapter_list.service = max(adapter_list.service, self._level)
+
+    def _raise_level(self) -> None:
+        """Raise the level to the least served list that waits. Where none does, nobody was kept from anything, and the
+        most served one is not to be held back for what it took: raise it to that."""
+        least = self._peek(_names_no_slot)
+        if least is not None:
+            self._level = max(self._level, least[0].service)
+        else:
+            self._level = max(self._level, *(active.service for active in self._active.values()), 0.0)
+
     def _retire(self, adapter_list: _List) -> None:
+        self._raise_level()
         del self._lists[adapter_list.key]
         self._active.pop(adapter_list.key, None)
         self._seatless.pop(adapter_list.key, None)
@@ -193,6 +220,13 @@ class FairQueue:
         else:  # nobody is there to be fair to
             self._remembered.clear()
             self._least.clear()
+            self._level = 0.0
+
+    def _note_lost_seat(self, adapter_list: _List, now: float) -> None:
+        if not adapter_list.seated:
+            self._begin_seatless(adapter_list, now)
+        elif adapter_list.first_token_s is None:
+            adapter_list.oldest_since_s = now
 
     def _begin_seatless(self, adapter_list: _List, now: float) -> None:
         self._active.pop(adapter_list.key, None)
@@ -222,15 +256,15 @@ class FairQueue:
             self._next = request
 
     def first(self, now: float, has_slot: HasSlot) -> Request | None:
-        if self._next is not None:
-            return self._next
         least = self._peek(has_slot)
         if least is None:
             return None
         overdue = self._overdue(now, has_slot)
-        if overdue is not None and len(self._active) < self._max_active:
+        if overdue is not None and (len(self._active) < self._max_active or self._next is not None):
             return overdue[1]
         reach = least[0].service + self.settings.slack_tokens
+        if self._next is not None and self._lists[self._next.key].service <= reach:
+            return self._next
         for adapter_list in sorted(self._active.values(), key=lambda active: active.service):
             request = next(adapter_list.waiting(has_slot), None)
             if request is not None and adapter_list.service <= reach:
@@ -243,32 +277,37 @@ class FairQueue:
             swap = self._swap_for_overdue(overdue[0], now, has_slot)
             if swap is not None:
                 return swap
-        return self._swap_for_difference(has_slot)
+        least = self._peek(has_slot)
+        if least is None or (overdue is not None and not least[0].seated):  # no list is seated before an overdue one
+            return None
+        return self._swap_for_difference(least[0], has_slot)
 
     def _swap_for_overdue(self, overdue: _List, now: float, has_slot: HasSlot) -> Swap | None:
-        gives: _List | None = max(self._active.values(), key=_List.seats_per_weight, default=None)
-        if gives is None:
+        if len(self._active) < self._max_active:
+            several = [active for active in self._active.values() if len(active.seated) > 1]
+            if several:
+                gives = max(several, key=_List.seats_per_weight)
+                return _exchange(gives.can_pause()[: len(gives.seated) // 2], overdue, has_slot)
+        tenured = (active for active in self._active.values() if active.is_tenure_over(now, self.settings.max_wait_s))
+        can_give = [active for active in tenured if active.can_pause()]
+        if not can_give:
             return None
-        limit = len(gives.seated) // 2
-        if len(self._active) >= self._max_active or limit == 0:
-            tenured = [a for a in self._active.values() if now - a.since_s >= self.settings.max_wait_s]
-            gives = max(tenured, key=lambda active: active.service, default=None)
-            if gives is None:
-                return None
-            limit = len(gives.seated)
-        return _exchange(gives, overdue, limit, has_slot)
+        return _exchange(max(can_give, key=lambda active: active.service).can_pause(), overdue, has_slot)
 
-    def _swap_for_difference(self, has_slot: HasSlot) -> Swap | None:
-        least = self._peek(has_slot)
-        if least is None:
+    def _swap_for_difference(self, takes: _List, has_slot: HasSlot) -> Swap | None:
+        slack = self.settings.slack_tokens
+        ahead = [active for active in self._active.values() if active.service - takes.service > 2 * slack]
+        far_ahead = [active for active in ahead if active.service - takes.service > 4 * slack]
+        paused = [request for active in far_ahead for request in active.can_pause()]
+        if paused:  # all of them, that it ends; seats that `takes` does not want go to whom they should
+            return Swap(tuple(paused), tuple(itertools.islice(takes.waiting(has_slot), len(paused))))
+        can_give = [active for active in ahead if active.can_pause()]
+        if not can_give:
             return None
-        takes = least[0]
-        gives = max(self._active.values(), key=lambda active: active.service, default=takes)
-        if gives.service - takes.service <= 2 * self.settings.slack_tokens:
-            return None
+        gives = max(can_give, key=lambda active: active.service)
         if gives.seats_per_weight() < (len(takes.seated) + 1) / takes.weight:
             return None
-        return _exchange(gives, takes, 1, has_slot)
+        return _exchange(gives.can_pause()[:1], takes, has_slot)
 
     def _overdue(self, now: float, has_slot: HasSlot) -> tuple[_List, Request] | None:
         """The list that has waited longest without a seat, if that is too long, and its first request."""
@@ -300,7 +339,11 @@ class FairQueue:
         return found
 
 
-def _exchange(gives: _List, takes: _List, limit: int, has_slot: HasSlot) -> Swap | None:
-    seated = tuple(itertools.islice(takes.waiting(has_slot), limit))
-    paused = tuple(gives.can_pause()[: len(seated)])
-    return Swap(paused, seated[: len(paused)]) if paused else None
+def _exchange(paused: list[Request], takes: _List, has_slot: HasSlot) -> Swap:
+    """One seat for each of `paused`, as far as `takes` has requests that wait."""
+    seated = tuple(itertools.islice(takes.waiting(has_slot), len(paused)))
+    return Swap(tuple(paused[: len(seated)]), seated)
+
+
+def _names_no_slot(request: Request) -> bool:
+    return request.slot_id_wanted is None

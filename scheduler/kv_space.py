@@ -17,23 +17,34 @@ class KVSpace:
         self.cache = PrefixCache()
         self.blocks = BlockPool(num_blocks, self.cache)
 
-    def hold(self, request: Request, spare: int) -> bool:
-        """Hold blocks for all tokens of a request, cached ones first; False, and nothing held, where fewer than `spare`
-        blocks would be left. Sets how many of its tokens need not be computed."""
+    def hold(self, request: Request, spare: int) -> int:
+        """Hold blocks for all tokens of a request, cached ones first, so that `spare` are left; nothing is held where
+        that cannot be. Returns how many blocks are missing: 0 where it holds them.
+
+        Sets how many tokens of a request that held none need not be computed."""
+        if request.blocks:
+            missing = blocks_for(request.num_tokens) - len(request.blocks) + spare - self.blocks.num_available
+            if missing <= 0:
+                request.blocks += self._allocate(blocks_for(request.num_tokens) - len(request.blocks))
+            return max(missing, 0)
         hits = self._hits(request)
         for node in hits:
             self.blocks.share(node.block_id)
         num_fresh = blocks_for(request.num_tokens) - len(hits)
-        fits = self.blocks.num_available >= num_fresh + spare
-        fresh = self.blocks.allocate(num_fresh) if fits else None
-        if fresh is None:
+        missing = num_fresh + spare - self.blocks.num_available
+        if missing > 0:
             self.blocks.release([node.block_id for node in hits])
-            return False
-        request.blocks = [node.block_id for node in hits] + fresh
+            return missing
+        request.blocks = [node.block_id for node in hits] + self._allocate(num_fresh)
         request.num_computed = len(hits) * BLOCK_SIZE
         request.num_registered = len(hits)
         request.prefix = hits[-1] if hits else None
-        return True
+        return 0
+
+    def _allocate(self, count: int) -> list[int]:
+        fresh = self.blocks.allocate(count)
+        assert fresh is not None
+        return fresh
 
     def grow(self, request: Request) -> bool:
         """Hold one more block for a request; False where there is none."""
@@ -69,6 +80,15 @@ class KVSpace:
 def blocks_for(num_tokens: int) -> int:
     """How many blocks so many tokens take."""
     return -(-num_tokens // BLOCK_SIZE)
+
+
+def num_to_grow(request: Request, num_turns: int, max_context: int) -> int:
+    """How many blocks a running request may come to need in so many turns, and at least in those of one block: else
+    who is seated beside it would be preempted soon."""
+    num_tokens = request.num_tokens + max(num_turns, BLOCK_SIZE)
+    # The last token of a request is sampled, and never computed.
+    num_at_most = min(num_tokens, len(request.prompt) + request.max_new_tokens, max_context) - 1
+    return max(blocks_for(num_at_most) - len(request.blocks), 0)
 
 
 def block_content(request: Request, index: int) -> BlockContent:

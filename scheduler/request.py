@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from scheduler.batch import Row, SamplingParams
 from scheduler.cohort import Activations, CohortKey, key_at, next_switch
+from scheduler.events import Finished, FinishReason
 from scheduler.prefix_cache import PrefixNode
 
 
@@ -132,6 +133,20 @@ class Request:
             sampling=self.sampling if samples else None,
             history=self.history() if samples else (),
             is_decode=self.is_decoding,
+        )
+
+    def finished(self, reason: FinishReason, message: str, now: float) -> Finished:
+        """Its last event."""
+        return Finished(
+            request_id=self.request_id,
+            key=self.key,
+            reason=reason,
+            message=message,
+            num_prompt=len(self.prompt),
+            num_generated=len(self.output),
+            num_cached=self.num_cached,
+            arrived_s=self.arrived_s,
+            now=now,
         )
 
     def move_to(self, state: State) -> None:

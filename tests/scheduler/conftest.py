@@ -4,7 +4,7 @@ HYPOTHESIS_PROFILE=long runs every property test of this folder under the long p
 
 import os
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile(
     "quick",
@@ -12,6 +12,7 @@ settings.register_profile(
     stateful_step_count=60,
     deadline=None,
     derandomize=True,
+    phases=[Phase.explicit, Phase.generate],  # shrinking a long game takes minutes; the long profile does it
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(

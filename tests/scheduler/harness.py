@@ -1,33 +1,55 @@
 """A scheduler under observation: every transition is followed by every check that docs/scheduling.md promises.
 
 I1 … I7 through `Scheduler.validate`, and again from outside where that is possible; I8 through `TurnWatch`; I9 by the
-fake model's KV and by running each finished request once more, alone. The observer draws its conclusions from events
-and batches, so that a scheduler which deceives itself is found out."""
+fake model's KV and by running each finished request once more, alone; I10 … I12 through `ListWatch`. The observer draws
+its conclusions from events and batches, so that a scheduler which deceives itself is found out."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
 from scheduler.batch import BLOCK_SIZE, Batch, RowFault, StepOutput
-from scheduler.cohort import cache_seed
+from scheduler.cohort import CohortKey, cache_seed
 from scheduler.core import Scheduler, SchedulerLimits
 from scheduler.errors import PromptEmpty, PromptTooLong, QueueFull, Refusal, SlotUnknown
-from scheduler.events import Admitted, Event, Finished, FinishReason, Preempted, StepDone, TokenSampled
-from scheduler.policy import make_policy
+from scheduler.events import (
+    Admitted,
+    Event,
+    Finished,
+    FinishReason,
+    Paused,
+    Preempted,
+    Resumed,
+    StepDone,
+    TokenSampled,
+)
+from scheduler.fairness import DEFAULT_FAIRNESS, FairnessSettings
+from scheduler.kv_space import block_content, blocks_for, num_to_grow
+from scheduler.policy import PolicyName, make_policy
 from scheduler.request import Request, State
 from tests.scheduler.builders import make_request
 from tests.scheduler.fake_model import FakeModel
+from tests.scheduler.list_watch import Bounds, ListWatch
 from tests.scheduler.turn_watch import TurnWatch
 
 
 class Harness:
     """Adds, ends, plans, commits and fails on a real scheduler with a fake model, and checks everything each time."""
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        policy: PolicyName = "fcfs",
+        fairness: FairnessSettings = DEFAULT_FAIRNESS,
+        weight_of: Callable[[CohortKey], float] = lambda key: 1.0,
+    ) -> None:
         self.limits = limits
-        self.scheduler = Scheduler(limits, make_policy("fcfs", limits.num_slots))
+        self.policy = policy
+        self.scheduler = Scheduler(limits, make_policy(policy, limits.num_slots, fairness, weight_of))
         self.model = FakeModel()
         self.turns = TurnWatch()
+        self.lists = ListWatch(Bounds(limits, fairness), weight_of)
         self.counts: Counter[str] = Counter()
         """How often the rare things happened, for tests that must know that they did."""
         self.requests: dict[int, Request] = {}
@@ -37,7 +59,9 @@ class Harness:
         self._running: list[int] = []
         """In order of admission."""
         self._preempted: list[int] = []
-        """Waiting after a preemption, in the order in which they are to come back."""
+        """Waiting after a preemption, in the order in which they are to come back under `fcfs`."""
+        self._paused: list[int] = []
+        """Waiting with their KV, in the order in which they were paused."""
         self._admitted: set[int] = set()
         self._now = 0.0
 
@@ -48,35 +72,40 @@ class Harness:
         expected, before = self._expected_refusal(request), self._snapshot()
         if expected is not None:
             with pytest.raises(expected):
-                self.scheduler.add(request, self._tick())
+                self.scheduler.add(request, self._now)
             assert self._snapshot() == before, "a refusal changed something"
             self.counts[expected.__name__] += 1
             return False
-        self.scheduler.add(request, self._tick())
+        self.scheduler.add(request, self._now)
         self.requests[request.request_id] = request
         self.outputs[request.request_id] = []
         self.model.expect(request)
+        self.lists.arrive(request, self._now)
         self._observe()
         return True
 
     def end(self, request_id: int, reason: FinishReason) -> None:
         """End a request that may be waiting, running, in flight or finished."""
         before = self._snapshot() if request_id in self.finished else None
-        self.scheduler.end(request_id, reason, self._tick())
+        self.scheduler.end(request_id, reason, self._now)
         assert before is None or self._snapshot() == before, "ending a finished request changed something"
         self._observe()
         assert request_id in self.finished
 
     def plan(self) -> Batch | None:
-        """Begin a step."""
+        """Begin a step. Time passes here: a second for each."""
         cached = self._cached_blocks()
-        batch = self.scheduler.plan(self._tick())
+        self._now += 1.0
+        batch = self.scheduler.plan(self._now)
         events = self._observe()
         self.counts["evicted block"] += len(cached - self._cached_blocks())
         if batch is None:
             assert self.scheduler.num_requests == 0, "nothing runs although requests are there"
             return None
-        self.turns.turn(batch.key)
+        if self.policy != "drain":
+            self.turns.turn(batch.key)
+        if self.policy == "fair":
+            self.lists.planned(self._now)
         self._check_batch(batch)
         if not any(isinstance(event, Preempted) for event in events):
             self._check_no_slot_idles()
@@ -85,13 +114,16 @@ class Harness:
 
     def commit(self, *, has_fault: bool = False) -> None:
         """Compute the step in flight, as late as possible, and commit it; perhaps with a fault in its last row."""
-        assert self.scheduler.in_flight is not None
-        samples = self.model.execute(self.scheduler.in_flight).samples
+        batch = self.scheduler.in_flight
+        assert batch is not None
+        samples = self.model.execute(batch).samples
         faults = [RowFault(sample.request_id, "no token") for sample in samples[-1:] if has_fault]
         harmed = {fault.request_id for fault in faults} - self.finished.keys()
         ended = set(self.finished)
-        self.scheduler.commit(StepOutput((*samples[: len(samples) - len(faults)], *faults)), self._tick())
+        self.scheduler.commit(StepOutput((*samples[: len(samples) - len(faults)], *faults)), self._now)
         self._observe()
+        if self.policy == "fair":
+            self.lists.computed(batch, self.requests)
         failed = {other for other in self.finished.keys() - ended if self.finished[other].reason is FinishReason.ERROR}
         assert failed == harmed, "a fault in one row must end its own request and no other"
         self.counts["faulty row"] += len(harmed)
@@ -103,7 +135,7 @@ class Harness:
         self.model.execute(batch)
         alive = {row.request_id for row in batch.rows} - self.finished.keys()
         others = self.requests.keys() - self.finished.keys() - alive
-        self.scheduler.fail("out of order", self._tick())
+        self.scheduler.fail("out of order", self._now)
         self._observe()
         assert all(self.finished[request_id].reason is FinishReason.ERROR for request_id in alive)
         assert not others & self.finished.keys(), "a failing step ended a request that was not in it"
@@ -114,7 +146,7 @@ class Harness:
         if self.scheduler.in_flight is not None:
             self.commit()
         alive = [request for request in self.requests.values() if request.request_id not in self.finished]
-        num_steps_left = len(alive) * self.limits.max_context * len({request.key for request in alive})
+        num_steps_left = len(alive) * self.limits.max_context * self._num_steps_to_token(alive)
         while self.plan() is not None:
             self.commit()
             num_steps_left -= 1
@@ -123,9 +155,11 @@ class Harness:
 
     # What must hold.
 
-    def _tick(self) -> float:
-        self._now += 1.0
-        return self._now
+    def _num_steps_to_token(self, alive: list[Request]) -> int:
+        """Steps in which some request has sampled or finished."""
+        if self.policy == "fcfs":
+            return len({request.key for request in alive})
+        return self.limits.num_slots * (self.limits.num_slots + self.lists.bounds.num_prefill_turns)
 
     def _observe(self) -> list[Event]:
         self.scheduler.validate()
@@ -133,12 +167,14 @@ class Harness:
         for event in events:
             self._check_event(event)
             self.turns.see(event)
+            if self.policy != "drain":
+                self.lists.see(event, None if isinstance(event, StepDone) else self.requests[event.request_id])
         shared = range(self.limits.num_blocks)
         self.counts["shared block"] += any(self.scheduler.kv.blocks.num_references(block) > 1 for block in shared)
         return events
 
     def _check_event(self, event: Event) -> None:
-        if isinstance(event, Admitted | TokenSampled | Preempted | Finished):
+        if not isinstance(event, StepDone):
             assert event.request_id not in self.finished, "an event after Finished"
             assert event.key == self.requests[event.request_id].key
         if isinstance(event, Admitted):
@@ -146,28 +182,55 @@ class Harness:
         elif isinstance(event, TokenSampled):
             assert event.index == len(self.outputs[event.request_id])
             self.outputs[event.request_id].append(event.sample.token_id)
+        elif isinstance(event, Paused):
+            assert self.policy == "fair"
+            self._running.remove(event.request_id)
+            self._paused.append(event.request_id)
+            self.counts["pause"] += 1
+        elif isinstance(event, Resumed):
+            self._paused.remove(event.request_id)
+            self._begin_running(event)
+            self.counts["resumption"] += 1
         elif isinstance(event, Preempted):
-            assert self._running.pop() == event.request_id, "another than the newest admission was preempted"
-            assert self._running, "the oldest admission was preempted"
-            self._preempted.insert(0, event.request_id)
-            self.counts["preemption"] += 1
+            self._check_preemption(event.request_id)
         elif isinstance(event, Finished):
             self._check_finish(event)
         elif isinstance(event, StepDone):
             assert event.num_lists == 1, "a step held two lists (I1)"
 
+    def _check_preemption(self, request_id: int) -> None:
+        """The blocks of paused requests go first, then the newest admission is preempted; the oldest never is."""
+        if request_id in self._paused:
+            later = self._paused[self._paused.index(request_id) + 1 :]
+            assert len(later) <= 1, "another than the latest paused lost its blocks, and not to it"
+            self._paused.remove(request_id)
+            self.counts["reclaimed pause"] += 1
+        else:
+            assert not self._paused, "a running request was preempted although a paused one held blocks"
+            assert self._running.pop() == request_id, "another than the newest admission was preempted"
+            assert self._running, "the oldest admission was preempted"
+            self.counts["preemption"] += 1
+        self._preempted.insert(0, request_id)
+
     def _check_admission(self, event: Admitted) -> None:
+        if self.policy != "fair":
+            self._check_arrival_order(event)
+        assert event.is_first == (event.request_id not in self._admitted)
+        self._admitted.add(event.request_id)
+        self.counts["prefix hit"] += event.num_cached > 0
+        self.counts["hit after preemption"] += event.num_cached > 0 and event.request_id in self._preempted
+        self._forget_preemption(event.request_id)
+        self._begin_running(event)
+
+    def _check_arrival_order(self, event: Admitted) -> None:
         """First come first served; preempted before new; only who names a slot may be overtaken."""
         overtaken = [self.requests[other] for other in self._ahead_of(event.request_id)]
         assert all(request.slot_id_wanted is not None for request in overtaken), "overtaken without reason"
         self.counts["overtaking"] += len(overtaken)
-        assert event.is_first == (event.request_id not in self._admitted)
-        self._admitted.add(event.request_id)
+
+    def _begin_running(self, event: Admitted | Resumed) -> None:
         wanted = self.requests[event.request_id].slot_id_wanted
         assert wanted is None or wanted == event.slot_id
-        self.counts["prefix hit"] += event.num_cached > 0
-        self.counts["hit after preemption"] += event.num_cached > 0 and event.request_id in self._preempted
-        self._forget_preemption(event.request_id)
         self._running.append(event.request_id)
         assert len(self._running) <= self.limits.num_slots
 
@@ -186,8 +249,9 @@ class Harness:
         request = self.requests[event.request_id]
         self.finished[event.request_id] = event
         self._forget_preemption(event.request_id)
-        if event.request_id in self._running:
-            self._running.remove(event.request_id)
+        for among in (self._running, self._paused):
+            if event.request_id in among:
+                among.remove(event.request_id)
         assert request.state is State.FINISHED
         assert not request.blocks
         output = self.outputs[event.request_id]
@@ -224,24 +288,38 @@ class Harness:
         scheduler = self.scheduler
         if len(scheduler.running) == self.limits.num_slots:
             return
-        first = next((waiting for waiting in scheduler.queue if waiting.slot_id_wanted not in scheduler.running), None)
+        candidates = [waiting for waiting in scheduler.queue if waiting.slot_id_wanted not in scheduler.running]
+        first = scheduler.queue.first(self._now, lambda waiting: waiting.slot_id_wanted not in scheduler.running)
+        assert (first is None) == (not candidates)
         if first is not None:
             assert not self._blocks_fit(first), "a slot idles although the first in the queue fits"
             self.counts["wait for blocks"] += 1
 
     def _blocks_fit(self, request: Request) -> bool:
+        """Whether blocks suffice for it and for what the running ones grow by until it has sampled."""
+        running = self.scheduler.running.values()
+        num_left = sum(other.num_uncomputed for other in running if not other.is_decoding) + request.num_uncomputed
+        num_turns = -(-num_left // (self.limits.max_step_tokens - self.limits.num_slots + 1)) + len(request.activations)
+        spare = sum(num_to_grow(other, num_turns, self.limits.max_context) for other in running)
+        num_reclaimable = sum(len(self.requests[other].blocks) for other in self._paused if other != request.request_id)
+        return self._num_available_for(request) + num_reclaimable >= spare
+
+    def _num_available_for(self, request: Request) -> int:
+        """Blocks that would be left if it was seated now; negative where they do not suffice."""
+        blocks = self.scheduler.kv.blocks
+        if request.blocks:
+            return blocks.num_available - blocks_for(request.num_tokens) + len(request.blocks)
         num_full = (request.num_tokens - 1) // BLOCK_SIZE if request.reuse_prefix else 0
-        tokens = (request.tokens(i * BLOCK_SIZE, (i + 1) * BLOCK_SIZE) for i in range(num_full))
-        hits = self.scheduler.kv.cache.match(cache_seed(request.key), tokens)
-        num_idle_hits = sum(self.scheduler.kv.blocks.is_idle(node.block_id) for node in hits)
-        num_fresh = -(-request.num_tokens // BLOCK_SIZE) - len(hits)
-        return self.scheduler.kv.blocks.num_available - num_idle_hits >= num_fresh + len(self.scheduler.running)
+        content = (block_content(request, i) for i in range(num_full))
+        hits = self.scheduler.kv.cache.match(cache_seed(request.key_at(0)), content)
+        num_idle_hits = sum(blocks.is_idle(node.block_id) for node in hits)
+        return blocks.num_available - num_idle_hits - blocks_for(request.num_tokens) + len(hits)
 
     def _check_empty(self) -> None:
         """I7: every accepted request has finished. I3: nothing holds a block any more."""
         assert self.finished.keys() == self.requests.keys()
         assert self.scheduler.num_requests == len(self.scheduler.running) == len(self.scheduler.queue) == 0
-        assert len(self.scheduler.turns) == self.turns.num_runnable == 0
+        assert len(self.scheduler.turns) == self.turns.num_runnable == len(self.scheduler.paused) == 0
         assert self.scheduler.kv.blocks.num_held == 0
         assert self.scheduler.kv.blocks.num_available == self.limits.num_blocks
 

@@ -151,9 +151,16 @@ def test_preempted_request_can_be_ended() -> None:
 
 def test_newcomer_waits_until_the_running_ones_have_room_to_grow() -> None:
     scheduler = Scheduler(make_limits(num_slots=2, num_blocks=4, max_context=64))
-    start(make_request(0, (1,) * 20), make_request(1, (2,) * 20), scheduler=scheduler)
+    start(make_request(0, (1,) * 20, max_new_tokens=30), make_request(1, (2,) * 20), scheduler=scheduler)
     step(scheduler)
     assert ids_of(scheduler.take_events(), Admitted) == [0]
+
+
+def test_newcomer_does_not_wait_for_room_that_the_running_ones_will_not_need() -> None:
+    scheduler = Scheduler(make_limits(num_slots=2, num_blocks=4, max_context=64))
+    start(make_request(0, (1,) * 20, max_new_tokens=13), make_request(1, (2,) * 20), scheduler=scheduler)
+    step(scheduler)
+    assert ids_of(scheduler.take_events(), Admitted) == [0, 1]
 
 
 def test_request_as_large_as_the_pool_is_served() -> None:

@@ -1,5 +1,6 @@
-"""Property tests of the whole scheduler: any interleaving of requests, aborts, steps and failures keeps I1 … I9."""
+"""Property tests of the whole scheduler: any interleaving of requests, aborts, steps and failures keeps I1 … I12."""
 
+import math
 import random
 from collections import Counter
 
@@ -22,6 +23,8 @@ from scheduler.batch import BLOCK_SIZE, SamplingParams
 from scheduler.cohort import BASE, CohortKey
 from scheduler.core import SchedulerLimits
 from scheduler.events import FinishReason
+from scheduler.fairness import FairnessSettings
+from scheduler.policy import POLICY_NAMES, PolicyName
 from scheduler.request import Request
 from tests.scheduler.builders import LIST_A, LIST_B, LIST_C, make_request
 from tests.scheduler.fake_model import VOCABULARY_SIZE
@@ -46,6 +49,16 @@ def small_limits(draw: st.DrawFn) -> SchedulerLimits:
     num_blocks = -(-max_context // BLOCK_SIZE) + draw(st.integers(0, 5))
     max_step_tokens = num_slots + draw(st.sampled_from([60, 17, 5, 1, 0]))
     return SchedulerLimits(num_slots, num_blocks, max_context, max_step_tokens, draw(st.integers(0, 6)))
+
+
+@st.composite
+def fairness(draw: st.DrawFn) -> FairnessSettings:
+    """In steps and tokens so few that a game meets them."""
+    return FairnessSettings(
+        max_wait_s=draw(st.sampled_from([3.0, 0.0, 10.0, 40.0, math.inf])),
+        slack_tokens=draw(st.sampled_from([10.0, 0.0, 50.0, 200.0])),
+        max_active_lists=draw(st.sampled_from([0, 1, 2, 3])),
+    )
 
 
 @st.composite
@@ -76,9 +89,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def is_in_flight(self) -> bool:
         return self.harness is not None and self.harness.scheduler.in_flight is not None
 
-    @initialize(limits=small_limits())
-    def start(self, limits: SchedulerLimits) -> None:
-        self.harness = Harness(limits)
+    @initialize(limits=small_limits(), policy=st.sampled_from(["fair", "fair", "fcfs", "drain"]), fairness=fairness())
+    def start(self, limits: SchedulerLimits, policy: PolicyName, fairness: FairnessSettings) -> None:
+        self.harness = Harness(limits, policy, fairness)
 
     @rule(
         target=requests,
@@ -175,13 +188,22 @@ def test_very_many_interleavings_keep_every_invariant() -> None:
     run_state_machine_as_test(SchedulerMachine, settings=settings.get_profile("long"))
 
 
-def play(seed: int, num_moves: int) -> Harness:
+def play(seed: int, num_moves: int, policy: PolicyName) -> Harness:
     """A random game of the same moves under steady load: longer than Hypothesis would write it."""
     choose = random.Random(seed)
     max_context = choose.choice([33, 48, 70])
     num_blocks = -(-max_context // BLOCK_SIZE) + choose.randrange(8)
     num_slots = choose.randint(1, 5)
-    harness = Harness(SchedulerLimits(num_slots, num_blocks, max_context, num_slots + choose.randrange(30), 6))
+    if choose.random() < 0.3:
+        num_blocks = num_slots * -(-max_context // BLOCK_SIZE)
+    limits = SchedulerLimits(num_slots, num_blocks, max_context, num_slots + choose.randrange(30), 6)
+    fairness = FairnessSettings(
+        max_wait_s=choose.choice([0.0, 2.0, 5.0, 20.0, 60.0, math.inf]),
+        slack_tokens=choose.choice([0.0, 10.0, 40.0, 100.0]),
+        max_active_lists=choose.randrange(4),
+    )
+    weights = {LIST_A: choose.choice([0.5, 1.0, 3.0])}
+    harness = Harness(limits, policy, fairness, lambda key: weights.get(key, 1.0))
     for request_id in range(num_moves):
         if choose.random() < 0.3:
             beginning = choose.choice(SHARED_BEGINNINGS)[: choose.choice([0, 15, 16, 17, 32, 33])]
@@ -208,21 +230,21 @@ def play(seed: int, num_moves: int) -> Harness:
     return harness
 
 
-def test_long_games_on_small_pools_keep_every_invariant_and_meet_every_rare_case() -> None:
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_long_games_on_small_pools_keep_every_invariant_and_meet_every_rare_case(policy: PolicyName) -> None:
     counts: Counter[str] = Counter()
     longest_wait = 0
-    for seed in range(60):
-        harness = play(seed, num_moves=400)
+    for seed in range(40):
+        harness = play(seed, num_moves=400, policy=policy)
         counts += harness.counts
         longest_wait = max(longest_wait, harness.turns.longest_wait)
     rare = {
-        "preemption": 20,
+        "preemption": 10,
         "evicted block": 100,
         "shared block": 100,
         "prefix hit": 100,
         "hit after preemption": 5,
         "wait for blocks": 20,
-        "overtaking": 5,
         "several cohorts": 500,
         "chunked prompt": 50,
         "decode and prefill in one step": 20,
@@ -238,11 +260,13 @@ def test_long_games_on_small_pools_keep_every_invariant_and_meet_every_rare_case
         "abort": 20,
         "error": 10,
     }
+    rare |= {"pause": 100, "resumption": 50, "reclaimed pause": 20} if policy == "fair" else {"overtaking": 5}
     assert {name: counts[name] for name in rare if counts[name] < rare[name]} == {}, dict(counts)
-    assert longest_wait == 3, "four runnable cohorts must have met"
+    assert policy == "drain" or longest_wait == 3, "four runnable cohorts must have met"
 
 
 @pytest.mark.slow
-def test_very_long_games_keep_every_invariant() -> None:
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_very_long_games_keep_every_invariant(policy: PolicyName) -> None:
     for seed in range(1000, 1100):
-        play(seed, num_moves=2000)
+        play(seed, 2000, policy)

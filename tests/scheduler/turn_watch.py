@@ -1,7 +1,7 @@
 """I8 as a watcher of events: who may take a turn before whom. It never looks inside the scheduler."""
 
 from scheduler.cohort import CohortKey
-from scheduler.events import Admitted, Event, Finished, Preempted
+from scheduler.events import Admitted, Event, Finished, Paused, Preempted, Resumed
 
 
 class TurnWatch:
@@ -22,12 +22,12 @@ class TurnWatch:
 
     def see(self, event: Event) -> None:
         """Follow the cohorts that become runnable or stop being so."""
-        if isinstance(event, Admitted):
+        if isinstance(event, Admitted | Resumed):
             if event.key not in self._members:
                 self._members[event.key] = set()
                 self._begin_wait(event.key)
             self._members[event.key].add(event.request_id)
-        elif isinstance(event, Preempted | Finished) and event.request_id in self._members.get(event.key, ()):
+        elif isinstance(event, Paused | Preempted | Finished) and event.request_id in self._members.get(event.key, ()):
             self._members[event.key].remove(event.request_id)
             if not self._members[event.key]:
                 self._leave(event.key)

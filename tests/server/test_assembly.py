@@ -149,7 +149,7 @@ def test_weights_reach_the_scheduler_by_the_adapters_names(files: Files) -> None
     for request_id, key in enumerate(keys):
         queue.push(Request(request_id, key, (1,), SamplingParams(), 1), 0.0)
     for key in keys:
-        queue.served(key, 8, 0)
+        queue.served(key, 8, 0, 0.0)
     assert [queue.service_of(key) for key in keys] == [8, 2]
 
 
