@@ -12,6 +12,8 @@ that begins to wait is lifted to the least served of those that wait, so that no
   of the lists whose tenure is over hands over its seats.
 - *Bounded difference.* Where a list is more than twice the slack ahead of one that waits, and holds more seats, it
   gives up one; where it is more than four times the slack ahead, it gives up all it can.
+- *Late requests.* Of an active list of which a request has waited for `max_wait_s` one more is seated, from a list with
+  more seats that was not served less: so lists that are active together come to have equal seats.
 
 A request that gives up its seat is paused: it keeps its KV while blocks last. It has always advanced since it was
 seated, or an older one of its list stays. Bounds and proofs: docs/scheduling.md (I10 … I12). It knows no slots, no
@@ -82,6 +84,11 @@ class _List:
         where KV is lost again and again, computing it takes at most half of the time."""
         first = self.first_token_s
         return now - self.since_s >= max_wait_s and (first is None or now - first >= first - self.oldest_since_s)
+
+    def is_late(self, before_s: float) -> bool:
+        """Whether one of its requests has waited since `before_s` or longer."""
+        heads = (next(iter(requests.values()), None) for requests in (self.unseated, self.new))
+        return any(head is not None and head.queued_s <= before_s for head in heads)
 
     def can_pause(self) -> list[Request]:
         """Seated requests that may give up their seats, the newest first.
@@ -280,7 +287,7 @@ class FairQueue:
         least = self._peek(has_slot)
         if least is None or (overdue is not None and not least[0].seated):  # no list is seated before an overdue one
             return None
-        return self._swap_for_difference(least[0], has_slot)
+        return self._swap_for_difference(least[0], has_slot) or self._swap_for_late(now, has_slot)
 
     def _swap_for_overdue(self, overdue: _List, now: float, has_slot: HasSlot) -> Swap | None:
         if len(self._active) < self._max_active:
@@ -308,6 +315,25 @@ class FairQueue:
         if gives.seats_per_weight() < (len(takes.seated) + 1) / takes.weight:
             return None
         return _exchange(gives.can_pause()[:1], takes, has_slot)
+
+    def _swap_for_late(self, now: float, has_slot: HasSlot) -> Swap | None:
+        """A seat for the active list with fewest, of those of which a request waits too long; from the one with most,
+        if it still has as many then and was not served less: so no seat comes back for the same reason."""
+        late = (active for active in self._active.values() if active.is_late(now - self.settings.max_wait_s))
+        takes = min((a for a in late if any(a.waiting(has_slot))), key=_List.seats_per_weight, default=None)
+        if takes is None:
+            return None
+        after = (len(takes.seated) + 1) / takes.weight
+        can_give = [
+            active
+            for active in self._active.values()
+            if (len(active.seated) - 1) / active.weight >= after
+            and active.service >= takes.service
+            and active.can_pause()
+        ]
+        if not can_give:
+            return None
+        return _exchange(max(can_give, key=_List.seats_per_weight).can_pause()[:1], takes, has_slot)
 
     def _overdue(self, now: float, has_slot: HasSlot) -> tuple[_List, Request] | None:
         """The list that has waited longest without a seat, if that is too long, and its first request."""
