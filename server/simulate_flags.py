@@ -92,7 +92,7 @@ def _add_scheduler_flags(parser: argparse.ArgumentParser) -> None:
         help=f"of policy fair: longest wait of a list without a seat (default {default.max_wait_s:g})",
     )
     group.add_argument(
-        "--slack-tokens",
+        "--fair-slack",
         type=_number,
         metavar="N",
         help=f"of policy fair: lead that large cohorts are worth (default {default.slack_tokens:g})",

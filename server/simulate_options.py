@@ -120,7 +120,7 @@ def _check(flags: argparse.Namespace) -> None:
     elif flags.rewrite is not None:
         raise OptionError("--rewrite writes the table of --compare")
     elif flags.policy not in (None, "fair"):
-        for name in ("max_wait", "slack_tokens", "max_active_lists"):
+        for name in ("max_wait", "fair_slack", "max_active_lists"):
             if getattr(flags, name) is not None:
                 raise OptionError(f"--{name.replace('_', '-')} is a setting of --policy fair")
 
@@ -179,7 +179,7 @@ def _cost(flags: argparse.Namespace) -> CostModel:
 def _fairness(flags: argparse.Namespace) -> FairnessSettings:
     return FairnessSettings(
         max_wait_s=_or(flags.max_wait, DEFAULT_FAIRNESS.max_wait_s),
-        slack_tokens=_or(flags.slack_tokens, DEFAULT_FAIRNESS.slack_tokens),
+        slack_tokens=_or(flags.fair_slack, DEFAULT_FAIRNESS.slack_tokens),
         max_active_lists=_or(flags.max_active_lists, DEFAULT_FAIRNESS.max_active_lists),
     )
 

@@ -52,7 +52,7 @@ def test_limits_that_contradict_each_other_are_refused() -> None:
 
 
 def test_fairness_can_be_set() -> None:
-    options = read("--max-wait", "0.5", "--slack-tokens", "100", "--max-active-lists", "3")
+    options = read("--max-wait", "0.5", "--fair-slack", "100", "--max-active-lists", "3")
     assert options.fairness == FairnessSettings(max_wait_s=0.5, slack_tokens=100, max_active_lists=3)
 
 
