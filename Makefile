@@ -8,7 +8,7 @@ BIN := .venv/bin
 DEMO_MODEL = $$($(BIN)/python docs/demo/model_path.py)
 DEMO_LORAS := --lora docs/demo/pirate --lora docs/demo/emoji --lora-init-without-apply
 
-.PHONY: serve test check lint bench sim test-long demo-adapters clean
+.PHONY: serve test check lint bench bench-scheduler sim test-long demo-adapters clean
 .DEFAULT_GOAL := test
 
 serve: .venv/.ready ## the demo model with its two adapters on 127.0.0.1:$(PORT)
@@ -29,6 +29,9 @@ bench: .venv/.ready-dev ## load test of the demo server over HTTP; the last line
 
 sim: .venv/.ready ## the policies on five workloads, simulated; the table goes to docs/simulation.md
 	$(BIN)/cohort simulate --compare --rewrite docs/simulation.md $(ARGS)
+
+bench-scheduler: .venv/.ready-dev ## what `plan` and `commit` cost; the last line is JSON
+	$(BIN)/python -m tests.load.bench_scheduler $(ARGS)
 
 test-long: .venv/.ready-dev ## what is too slow for `make test`
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -m slow $(ARGS)

@@ -246,11 +246,9 @@ class Scheduler:
         """Hold blocks for a request, those of paused requests too if need be; False where even they do not suffice.
 
         What the running ones grow by until its first token is left to them: so it is not preempted before (I12)."""
-        num_turns, max_context = self._num_turns_to_token(request), self.limits.max_context
-        spare = sum(num_to_grow(running, num_turns, max_context) for running in self.running.values())
+        spare = num_to_grow(self.running.values(), self._num_turns_to_token(request), self.limits.max_context)
         while missing := self.kv.hold(request, spare):
-            num_paused = sum(len(paused.blocks) for paused in self.paused.values() if paused is not request)
-            if num_paused < missing or not self._preempt_paused(now, keep=request):
+            if not self._reclaim(missing, now, keep=request):
                 return False
         return True
 
@@ -274,7 +272,7 @@ class Scheduler:
         """Give a decoding request the block of its next position. Under pressure paused requests lose theirs, then the
         newest admissions are preempted, perhaps this one itself: then False."""
         while len(request.blocks) < blocks_for(request.num_tokens):
-            if self.kv.grow(request) or self._preempt_paused(now):
+            if self.kv.grow(request) or self._reclaim(1, now):
                 continue
             newest = max(self.running.values(), key=lambda running: running.admission_id)
             self._preempt(newest, now)
@@ -313,15 +311,23 @@ class Scheduler:
         self.queue.unseat(request, now)
         self._events.append(Preempted(request.request_id, request.key, now))
 
-    def _preempt_paused(self, now: float, keep: Request | None = None) -> bool:
-        """Take the blocks of the request that was paused last, but for `keep`; False where there is none."""
-        request = next((paused for paused in reversed(self.paused.values()) if paused is not keep), None)
-        if request is None:
+    def _reclaim(self, num_blocks: int, now: float, keep: Request | None = None) -> bool:
+        """Take the blocks of paused requests, but for `keep`, the latest paused first, until so many are let go. False,
+        and none taken, where they hold less."""
+        victims = []
+        for request in reversed(self.paused.values()):
+            if num_blocks <= 0:
+                break
+            if request is not keep:
+                victims.append(request)
+                num_blocks -= len(request.blocks)
+        if num_blocks > 0:
             return False
-        del self.paused[request.request_id]
-        self.kv.release(request)
-        request.move_to(State.WAITING)
-        self._events.append(Preempted(request.request_id, request.key, now))
+        for request in victims:
+            del self.paused[request.request_id]
+            self.kv.release(request)
+            request.move_to(State.WAITING)
+            self._events.append(Preempted(request.request_id, request.key, now))
         return True
 
     def _leave_slot(self, request: Request) -> None:

@@ -3,6 +3,8 @@
 It says whether blocks are to be had; whose are taken away when there are none is for `core.py` to decide.
 """
 
+from collections.abc import Iterable
+
 from scheduler.batch import BLOCK_SIZE
 from scheduler.blocks import BlockPool
 from scheduler.cohort import cache_seed, next_switch
@@ -82,13 +84,17 @@ def blocks_for(num_tokens: int) -> int:
     return -(-num_tokens // BLOCK_SIZE)
 
 
-def num_to_grow(request: Request, num_turns: int, max_context: int) -> int:
-    """How many blocks a running request may come to need in so many turns, and at least in those of one block: else
-    who is seated beside it would be preempted soon."""
-    num_tokens = request.num_tokens + max(num_turns, BLOCK_SIZE)
-    # The last token of a request is sampled, and never computed.
-    num_at_most = min(num_tokens, len(request.prompt) + request.max_new_tokens, max_context) - 1
-    return max(blocks_for(num_at_most) - len(request.blocks), 0)
+def num_to_grow(running: Iterable[Request], num_turns: int, max_context: int) -> int:
+    """How many blocks running requests may come to need in so many turns, and at least in those of one block: else who
+    is seated beside them would be preempted soon."""
+    num_turns = max(num_turns, BLOCK_SIZE)
+    num_blocks = 0
+    for request in running:
+        num_prompt = len(request.prompt)
+        num_at_most = min(num_prompt + min(len(request.output) + num_turns, request.max_new_tokens), max_context)
+        # The last token of a request is sampled, and never computed.
+        num_blocks += max(blocks_for(num_at_most - 1) - len(request.blocks), 0)
+    return num_blocks
 
 
 def block_content(request: Request, index: int) -> BlockContent:

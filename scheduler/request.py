@@ -100,12 +100,12 @@ class Request:
     @property
     def num_uncomputed(self) -> int:
         """Tokens still to compute before the next one can be sampled: 1 in decode, more in prefill."""
-        return self.num_tokens - self.num_computed
+        return len(self.prompt) + len(self.output) - self.num_computed
 
     @property
     def is_decoding(self) -> bool:
         """Whether the next step of this request computes just its newest sampled token."""
-        return bool(self.output) and self.num_uncomputed == 1
+        return bool(self.output) and len(self.prompt) + len(self.output) == self.num_computed + 1
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Tokens at positions start … stop - 1 of prompt + output, in time proportional to their number."""

@@ -202,7 +202,7 @@ class Harness:
         """The blocks of paused requests go first, then the newest admission is preempted; the oldest never is."""
         if request_id in self._paused:
             later = self._paused[self._paused.index(request_id) + 1 :]
-            assert len(later) <= 1, "another than the latest paused lost its blocks, and not to it"
+            assert len(later) <= 1, "another than the latest paused lost its blocks, and not to one that is seated"
             self._paused.remove(request_id)
             self.counts["reclaimed pause"] += 1
         else:
@@ -300,7 +300,7 @@ class Harness:
         running = self.scheduler.running.values()
         num_left = sum(other.num_uncomputed for other in running if not other.is_decoding) + request.num_uncomputed
         num_turns = -(-num_left // (self.limits.max_step_tokens - self.limits.num_slots + 1)) + len(request.activations)
-        spare = sum(num_to_grow(other, num_turns, self.limits.max_context) for other in running)
+        spare = num_to_grow(running, num_turns, self.limits.max_context)
         num_reclaimable = sum(len(self.requests[other].blocks) for other in self._paused if other != request.request_id)
         return self._num_available_for(request) + num_reclaimable >= spare
 
