@@ -4,8 +4,8 @@ argument.
 The cycle: `plan` chooses the cohort whose turn it is, its rows and their blocks; the model computes; `commit` takes the
 tokens (`fail`, where the model could not). `add` and `end` may come at any time, between `plan` and `commit` too, for
 what a step in flight reads is its own copy, and blocks freed meanwhile are given out by the next `plan` at the
-earliest. What happened is kept as events until `take_events`. Invariants I1 … I9: docs/scheduling.md; `validate` checks
-them."""
+earliest. What happened is kept as events until `take_events`. Invariants I1 … I12, and what `validate` checks of them:
+docs/scheduling.md."""
 
 from collections import Counter
 from dataclasses import dataclass

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check(scheduler: "Scheduler") -> None:
-    """Assert I1 … I7 on the present state. (I8 and I9 speak of runs, not of states: tests/scheduler checks them.)"""
+    """Assert I1 … I7 on the present state. (I8 … I12 speak of runs, not of states: tests/scheduler checks them.)"""
     scheduler.kv.blocks.validate()
     scheduler.kv.cache.validate()
     _check_slots(scheduler)
