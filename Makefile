@@ -27,8 +27,8 @@ check: lint test
 bench: .venv/.ready-dev ## load test of the demo server over HTTP; the last line is JSON
 	$(BIN)/python -m tests.load.bench $(ARGS)
 
-sim: .venv/.ready ## the policies on five workloads, simulated; the table goes to docs/simulation.md
-	$(BIN)/cohort simulate --compare --rewrite docs/simulation.md $(ARGS)
+sim: .venv/.ready ## the policies on five workloads, simulated; the table goes to docs/scheduling.md
+	$(BIN)/cohort simulate --compare --rewrite docs/scheduling.md $(ARGS)
 
 bench-scheduler: .venv/.ready-dev ## what `plan` and `commit` cost; the last line is JSON
 	$(BIN)/python -m tests.load.bench_scheduler $(ARGS)
