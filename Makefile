@@ -1,4 +1,4 @@
-# Verbs: serve, test, check, bench, sim, test-long, demo-adapters, clean. Each prepares what it needs in .venv first.
+# Verbs: serve, test, check, bench, bench-scheduler, sim, test-long, demo-adapters, clean. Each prepares what it needs in .venv first.
 
 PYTHON ?= python3
 PORT ?= 8080

@@ -3,6 +3,7 @@
 from scheduler.cohort import BASE, CohortKey
 from scheduler.core import Scheduler
 from scheduler.events import Admitted, Finished, FinishReason, Preempted, TokenSampled
+from scheduler.request import Request
 from tests.scheduler.builders import (
     LIST_A,
     LIST_B,
@@ -168,3 +169,23 @@ def test_request_as_large_as_the_pool_is_served() -> None:
     events = run_dry(start(make_request(0, (1,) * 30, max_new_tokens=99), make_request(1), scheduler=scheduler))
     finishes = [(event.request_id, event.num_generated) for event in events if isinstance(event, Finished)]
     assert finishes == [(1, 4), (0, 34)]
+
+
+def growing_beside(scheduler: Scheduler, *newcomers: Request) -> list[int]:
+    """Who is preempted, when requests come whose first tokens take many turns."""
+    start(make_request(0, (0,) * 10, max_new_tokens=80), scheduler=scheduler)
+    step(scheduler)
+    start(*newcomers, scheduler=scheduler)
+    return ids_of(run_dry(scheduler), Preempted)
+
+
+def test_newcomer_waits_until_others_can_grow_by_as_many_blocks_as_they_will_before_its_first_token() -> None:
+    limits = make_limits(num_slots=2, num_blocks=6, max_context=96, max_step_tokens=2)
+    assert growing_beside(Scheduler(limits), make_request(1, (1,) * 60, key=LIST_A, max_new_tokens=1)) == []
+
+
+def test_prompts_in_front_of_a_newcomers_own_count_as_well() -> None:
+    limits = make_limits(num_slots=3, num_blocks=9, max_context=96, max_step_tokens=3)
+    long = make_request(1, (1,) * 60, key=LIST_A, max_new_tokens=30)
+    short = make_request(2, (2,) * 17, key=LIST_A, max_new_tokens=1)
+    assert short.request_id not in growing_beside(Scheduler(limits), long, short)

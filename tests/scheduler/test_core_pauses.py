@@ -153,3 +153,30 @@ def test_a_resumed_request_leaves_the_others_room_to_grow() -> None:
     scheduler.plan(WAIT_S)
     assert of(scheduler.take_events(), Resumed) == []
     scheduler.kv.blocks.release(blocks)
+
+
+def test_a_request_that_is_to_be_resumed_does_not_lose_its_own_blocks_for_it() -> None:
+    scheduler = visited(make_limits(num_slots=2, num_blocks=6, max_context=96))
+    scheduler.end(9, FinishReason.ABORT, WAIT_S)
+    spare = scheduler.kv.blocks.allocate(scheduler.kv.blocks.num_available)
+    assert spare is not None
+    scheduler.plan(WAIT_S)
+    request = scheduler.get(1)
+    assert request is not None
+    assert (request.state, len(request.blocks)) == (State.PAUSED, 2)
+
+
+def test_where_a_request_lacks_blocks_an_overdue_list_gets_the_free_slot_in_the_same_step() -> None:
+    fairness = FairnessSettings(max_wait_s=WAIT_S, slack_tokens=1e9, max_active_lists=1)
+    limits = make_limits(num_slots=2, num_blocks=8, max_context=128)
+    scheduler = Scheduler(limits, make_policy("fair", limits.num_slots, fairness))
+    for request_id in range(2):
+        scheduler.add(make_request(request_id, key=LIST_A, max_new_tokens=60), 0.0)
+    step(scheduler)
+    scheduler.add(make_request(8, key=LIST_B), 0.0)
+    scheduler.end(1, FinishReason.ABORT, WAIT_S)
+    scheduler.add(make_request(9, (9,) * 120, key=LIST_A), WAIT_S)
+    scheduler.take_events()
+    step(scheduler, now=WAIT_S)
+    events = scheduler.take_events()
+    assert (of(events, Paused), of(events, Admitted)) == ([], [8])

@@ -3,7 +3,7 @@ test_machine.py; the bounds: test_bounds.py."""
 
 import pytest
 
-from scheduler.cohort import CohortKey, cohort_key
+from scheduler.cohort import BASE, CohortKey, cohort_key
 from scheduler.fairness import FairnessSettings
 from tests.scheduler.builders import LIST_A, LIST_B, LIST_C, PIRATE
 from tests.scheduler.desk import Desk
@@ -231,6 +231,15 @@ def test_an_overdue_list_is_seated_before_those_that_run() -> None:
         chosen = desk.first(now)
         assert chosen is not None
         assert chosen.key == key
+
+
+def test_an_overdue_list_is_seated_before_the_least_served_one_however_many_are_active() -> None:
+    desk = Desk(settings=FairnessSettings(10.0, 100, max_active_lists=1))
+    desk.seat(BASE)
+    desk.push(LIST_A)
+    desk.push(LIST_B, now=5.0)
+    desk.queue.served(LIST_A, 50, 0, 0.0)
+    assert desk.take(10.0).key == LIST_A
 
 
 def test_overdue_lists_come_in_the_order_in_which_they_began_to_wait() -> None:
