@@ -5,12 +5,18 @@ The layout (N, P, K, h) serves every attention backend, CUDA's flash kernels inc
 N blocks, P tokens per block, K KV heads, h head size.
 """
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from model.backend import Backend
 from model.config import ModelConfig
 from scheduler.batch import BLOCK_SIZE
+
+_CACHE_LINE = 64
+"""Bytes. Kernels load whole lines; from an address between two they would read both."""
 
 
 class KVCache:
@@ -21,12 +27,21 @@ class KVCache:
         self.num_bytes = num_blocks * self.bytes_per_block(config, backend.dtype)
         shape = (num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
         # Zeros, not empty: a kernel may multiply what it masks by 0, and 0 · NaN would spoil the row.
-        self.keys: list[Tensor] = [
-            torch.zeros(shape, dtype=backend.dtype, device=backend.device) for _ in range(config.num_layers)
-        ]
-        self.values: list[Tensor] = [torch.zeros_like(keys) for keys in self.keys]
+        self.keys: list[Tensor] = [_zeros(shape, backend) for _ in range(config.num_layers)]
+        self.values: list[Tensor] = [_zeros(shape, backend) for _ in range(config.num_layers)]
 
     @staticmethod
     def bytes_per_block(config: ModelConfig, dtype: torch.dtype) -> int:
         """Bytes that one block takes, keys and values of all layers together."""
         return 2 * config.num_layers * BLOCK_SIZE * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
+def _zeros(shape: tuple[int, ...], backend: Backend) -> Tensor:
+    """On a CPU, from pages that the system gives as zeros and that take memory only once they are written: a pool is
+    planned for the fullest hour. (`torch.zeros` would write them all.)"""
+    if backend.device.type != "cpu":
+        return torch.zeros(shape, dtype=backend.dtype, device=backend.device)
+    num_bytes = math.prod(shape) * backend.dtype.itemsize
+    memory = np.zeros(num_bytes + _CACHE_LINE, np.uint8)
+    start = -memory.ctypes.data % _CACHE_LINE
+    return torch.from_numpy(memory[start : start + num_bytes]).view(backend.dtype).view(shape)

@@ -1,7 +1,10 @@
 """The pages of the KV cache: layout, size, contents before the first write."""
 
+import resource
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 import torch
 
 from model.backend import reference_backend
@@ -31,6 +34,13 @@ CONFIG = ModelConfig(
 )
 
 
+STATM = Path("/proc/self/statm")
+
+
+def resident_bytes() -> int:
+    return int(STATM.read_text().split()[1]) * resource.getpagesize()
+
+
 def test_holds_pages_of_keys_and_values_for_each_layer() -> None:
     kv = KVCache(CONFIG, 5, reference_backend(torch.bfloat16))
     assert kv.num_blocks == 5
@@ -47,3 +57,14 @@ def test_knows_its_size() -> None:
     assert kv.num_bytes == sum(pages.nbytes for pages in (*kv.keys, *kv.values))
     assert KVCache.bytes_per_block(CONFIG, torch.float32) == 2 * kv.num_bytes // 5
     assert KVCache.bytes_per_block(replace(CONFIG, num_layers=6), torch.bfloat16) == 2 * kv.num_bytes // 5
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="the system does not tell what is resident")
+def test_pages_take_memory_when_they_are_written_and_no_sooner() -> None:
+    before = resident_bytes()
+    kv = KVCache(CONFIG, 10_000, reference_backend(torch.float32))
+    assert kv.num_bytes > 200e6
+    assert resident_bytes() - before < kv.num_bytes / 10
+    kv.keys[1][17] = 1.0
+    assert not kv.keys[1][18].any()
+    assert all(pages.data_ptr() % 64 == 0 for pages in (*kv.keys, *kv.values))
