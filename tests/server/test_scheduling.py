@@ -184,6 +184,7 @@ def test_a_named_slot_that_is_busy_delays_nobody_else(held: Held, client: httpx.
     until(lambda: len(scheduler.queue) == 1)
     for lora in (A, B):
         other = Reader(client, {"prompt": "a", "n_predict": 3, "lora": lora})
+        until(lambda: scheduler.num_requests == 3)  # else the first one could use up the steps before it comes
         held.turnstile.let(10)
         assert other.text == alphabet(held.key(lora), 3)
         assert {frame["id_slot"] for frame in other.frames} == {1}
