@@ -24,6 +24,7 @@ from model.matrices_cpu import (
     COLUMNS,
     ROWS,
     STRIPE,
+    aligned,
     multiply_matrices,
     prefetch_stripe,
     round_up,
@@ -163,17 +164,9 @@ def _attend_tiles(
 @inlined
 def _allocate(M: int, h: int, padded_h: int) -> _Scratch:
     return _Scratch(
-        _aligned(M * h), _aligned(STRIPE * padded_h), _aligned(M * STRIPE), _aligned(M * padded_h), _aligned(M * WIDTH),
-        _aligned(M),
+        aligned(M * h), aligned(STRIPE * padded_h), aligned(M * STRIPE), aligned(M * padded_h), aligned(M * WIDTH),
+        aligned(M),
     )  # fmt: skip
-
-
-@inlined
-def _aligned(size: int) -> Array:
-    """Floats from the beginning of a cache line on: a vector across two lines takes twice as long to load."""
-    memory = np.empty(size + WIDTH, np.float32)
-    start = -(memory.ctypes.data // 4) % WIDTH
-    return memory[start : start + size]
 
 
 @inlined

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model.arrays import as_array
 from model.jit import compiled, inlined, kernel
-from model.matrices_cpu import COLUMNS, ROWS, multiply_matrices, round_up
+from model.matrices_cpu import COLUMNS, ROWS, aligned, multiply_matrices, round_up
 from model.simd import WIDTH, Array, load_upto, store_upto
 from model.team import Counter, fetch_add, run_in_team
 
@@ -57,19 +57,12 @@ def _add_low_rank(x: Array, a: Array, b: Array, y: Array, rank: int, num_threads
 def _add_tiles(x: Array, a: Array, b: Array, y: Array, rank: int, next_tile: Counter) -> None:
     T = x.shape[0]
     M = round_up(min(T, _TILE), ROWS)
-    inputs, between, outputs = _aligned(M * x.shape[1]), _aligned(M * a.shape[1]), _aligned(M * b.shape[1])
+    inputs, between, outputs = aligned(M * x.shape[1]), aligned(M * a.shape[1]), aligned(M * b.shape[1])
     tile = fetch_add(next_tile, 1)
     while tile * _TILE < T:
         first, count = tile * _TILE, min(_TILE, T - tile * _TILE)
         _add_tile(x, a, b, y, rank, first, count, inputs, between, outputs)
         tile = fetch_add(next_tile, 1)
-
-
-@inlined
-def _aligned(size: int) -> Array:
-    memory = np.empty(size + WIDTH, np.float32)
-    start = -(memory.ctypes.data // 4) % WIDTH
-    return memory[start : start + size]
 
 
 @inlined

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -21,6 +21,7 @@ def rows(count: int, width: int, dtype: torch.dtype, seed: int) -> Tensor:
     return torch.randn(count, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+@settings(max_examples=150, deadline=None)  # the first example compiles the kernel
 @given(
     count=st.integers(1, 70),
     rank=st.integers(1, 70),
