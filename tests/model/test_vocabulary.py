@@ -1,12 +1,13 @@
 """How files spell the bytes of tokens."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from model.vocabulary import byte_level_piece, sentencepiece_piece
 
 
+@settings(deadline=None)
 @given(text=st.text(min_size=1))
 def test_byte_level_spelling_is_that_of_tokenizers(text: str) -> None:
     spelling = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)

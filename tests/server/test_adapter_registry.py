@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.cohort import BASE, Activation, cohort_key
@@ -94,6 +94,7 @@ def test_an_adapter_that_the_list_does_not_name_is_not_invoked() -> None:
 few_tokens = st.integers(0, 2)
 
 
+@settings(deadline=None)
 @given(st.lists(few_tokens, max_size=12).map(tuple), st.lists(few_tokens, min_size=1, max_size=4).map(tuple))
 def test_the_last_occurrence_is_the_last_of_all(tokens: tuple[int, ...], wanted: tuple[int, ...]) -> None:
     places = [start for start in range(len(tokens)) if tokens[start : start + len(wanted)] == wanted]
