@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from model.adapter import LoraDelta
 from model.adapter_tensors import AdapterError, DeltaTensors, Half
 from model.config import CheckpointError, ModelConfig
 from model.gguf import GgufFile, read_gguf
 from model.gguf_names import hf_name, separate_halves
-from model.lora import LoraDelta
 
 _SUFFIXES = {".lora_a": Half.A, ".lora_b": Half.B}
 

@@ -13,9 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from model.adapter import LoraDelta
 from model.adapter_peft_config import CONFIG_FILE, PeftLora, read_peft_config
 from model.adapter_tensors import AdapterError, DeltaTensors, Half
-from model.lora import LoraDelta
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLED_FILE = "adapter_model.bin"

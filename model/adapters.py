@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
+from model.adapter import Adapter, LoraDelta
 from model.adapter_gguf import read_gguf_adapter
 from model.adapter_peft import read_peft
 from model.adapter_tensors import AdapterError
 from model.config import ModelConfig
-from model.lora import Adapter, LoraDelta
 from scheduler.cohort import AdapterId
 
 __all__ = ["Adapter", "AdapterError", "load_adapter"]

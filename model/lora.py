@@ -15,47 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from model.adapter import Adapter, LoraDelta
 from model.backend import Backend
 from model.layers import LowRank
-from scheduler.cohort import AdapterId, CohortKey
-
-
-@dataclass(frozen=True, slots=True)
-class LoraDelta:
-    """What an adapter adds to one module: factor · B A."""
-
-    a: Tensor  # (R, in)
-    b: Tensor  # (out, R)
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """A loaded adapter: who it is, and its delta for each module it touches."""
-
-    id: AdapterId
-    name: str
-    path: str
-    format: str
-    """'peft' or 'gguf'."""
-    deltas: Mapping[str, LoraDelta]
-    """By module path, 'model.layers.0.self_attn.q_proj'."""
-    alpha: float
-    task_name: str
-    """Of GGUF files; shown to clients, changes nothing. So is `prompt_prefix`."""
-    prompt_prefix: str
-    invocation_tokens: tuple[int, ...] = ()
-    """It was trained to act from their last occurrence in a prompt on (aLoRA); empty where it acts on all tokens."""
-
-    @property
-    def max_rank(self) -> int:
-        """The largest rank among its deltas."""
-        return max(delta.a.shape[0] for delta in self.deltas.values())
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that its deltas hold, outside any stack."""
-        return sum(delta.a.nbytes + delta.b.nbytes for delta in self.deltas.values())
+from scheduler.cohort import CohortKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from model.adapter import Adapter, LoraDelta
 from model.backend import Backend, choose_backend, reference_backend
 from model.decoder import Decoder
-from model.lora import Adapter, LoraDelta, stack_adapters
+from model.lora import stack_adapters
 from model.runner import step_tensors
 from model.weights import load_checkpoint
 from scheduler.batch import BLOCK_SIZE, Row

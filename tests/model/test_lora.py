@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from model.adapter import Adapter, LoraDelta
 from model.backend import Backend, choose_backend, reference_backend
-from model.lora import Adapter, LoraCache, LoraDelta, LoraStack, Projection, stack_adapters
+from model.lora import LoraCache, LoraStack, Projection, stack_adapters
 from scheduler.cohort import BASE, AdapterId, CohortKey, cohort_key
 
 QKV = Projection("qkv", 24, (("q", 32), ("k", 16), ("v", 16)))

@@ -6,10 +6,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from model.adapter import Adapter, LoraDelta
 from model.backend import choose_backend
 from model.decoder import Decoder
 from model.kv_cache import KVCache
-from model.lora import Adapter, LoraCache, LoraDelta
+from model.lora import LoraCache
 from model.runner import ModelRunner, step_tensors
 from model.weights import load_checkpoint
 from scheduler.batch import Batch, Row, SamplingParams
