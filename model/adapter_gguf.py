@@ -9,10 +9,10 @@ but that first one.)
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from model.adapter import LoraDelta
+from model.adapter import BaseWeights, LoraDelta
+from model.adapter_content import AdapterContent
 from model.adapter_tensors import AdapterError, DeltaTensors, Half
 from model.config import CheckpointError, ModelConfig
 from model.gguf import GgufFile, read_gguf
@@ -21,28 +21,17 @@ from model.gguf_names import hf_name, separate_halves
 _SUFFIXES = {".lora_a": Half.A, ".lora_b": Half.B}
 
 
-@dataclass(frozen=True, slots=True)
-class GgufAdapter:
-    """What a GGUF adapter file holds."""
-
-    deltas: dict[str, LoraDelta]
-    alpha: float
-    task_name: str
-    prompt_prefix: str
-    invocation_tokens: tuple[int, ...]
-
-
-def read_gguf_adapter(path: Path, config: ModelConfig, module_shapes: Mapping[str, tuple[int, int]]) -> GgufAdapter:
+def read_gguf_adapter(path: Path, base: BaseWeights) -> AdapterContent:
     """Read a GGUF adapter for the base model. Raises AdapterError naming the metadata key or the tensor."""
     try:
         file = read_gguf(path)
     except CheckpointError as error:
         raise AdapterError(str(error)) from error
-    _check_kind(file, _architecture(config))
+    _check_kind(file, _architecture(base.config))
     alpha = _number(file, "adapter.lora.alpha")
-    found = _place_tensors(file, module_shapes)
-    return GgufAdapter(
-        deltas={module: _delta(found, module, alpha, config) for module in found.modules},
+    found = _place_tensors(file, base.module_shapes)
+    return AdapterContent(
+        deltas={module: _delta(found, module, alpha, base.config) for module in found.modules},
         alpha=alpha,
         task_name=_text(file, "adapter.lora.task_name"),
         prompt_prefix=_text(file, "adapter.lora.prompt_prefix"),

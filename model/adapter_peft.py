@@ -5,15 +5,14 @@ adapter is refused. Pickled weights are never read.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from model.adapter import LoraDelta
+from model.adapter import BaseWeights, LoraDelta
+from model.adapter_content import AdapterContent
 from model.adapter_peft_config import CONFIG_FILE, PeftLora, read_peft_config
 from model.adapter_tensors import AdapterError, DeltaTensors, Half
 
@@ -23,25 +22,16 @@ _LORA_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])
 _EMBEDDING_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_embedding_[AB]")
 
 
-@dataclass(frozen=True, slots=True)
-class PeftAdapter:
-    """What a PEFT directory holds."""
-
-    deltas: dict[str, LoraDelta]
-    alpha: float
-    invocation_tokens: tuple[int, ...]
-
-
-def read_peft(directory: Path, module_shapes: Mapping[str, tuple[int, int]]) -> PeftAdapter:
+def read_peft(directory: Path, base: BaseWeights) -> AdapterContent:
     """Read a PEFT adapter for the base model. Raises AdapterError naming the field or the tensor."""
     config = read_peft_config(directory)
-    found = DeltaTensors(module_shapes)
+    found = DeltaTensors(base.module_shapes)
     for name, tensor in _read_tensors(directory).items():
         module, half = _place_of(name)
         found.place(module, half, name, tensor)
     _check_targets(config, found)
     deltas = {module: _delta(config, found, module) for module in found.modules}
-    return PeftAdapter(deltas, config.alpha, config.invocation_tokens)
+    return AdapterContent(deltas, config.alpha, invocation_tokens=config.invocation_tokens)
 
 
 def _read_tensors(directory: Path) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from model.adapter import BaseWeights
 from model.adapters import Adapter, load_adapter
 from model.backend import choose_backend
 from model.chat_template import ChatTemplate
@@ -43,8 +44,9 @@ def load_engine(settings: Settings) -> Engine:
     config = checkpoint.config
     decoder = Decoder(config, checkpoint.tensors, backend)
     names = adapter_names([argument.path for argument in settings.adapters], taken=[*model_names(settings), BASE_NAME])
+    base = BaseWeights(config, decoder.module_shapes, checkpoint.tensors)
     adapters = [
-        load_adapter(Path(argument.path), load_id, name, config, decoder.module_shapes)
+        load_adapter(Path(argument.path), load_id, name, base)
         for load_id, (argument, name) in enumerate(zip(settings.adapters, names, strict=True))
     ]
     block_bytes = KVCache.bytes_per_block(config, backend.dtype)

@@ -18,8 +18,10 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from model.adapter import BaseWeights
 from model.adapter_peft_config import read_peft_config
 from model.lora import Projection
+from model.weights import load_checkpoint
 from tests.model.tiny import Array, interleave_halves
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -96,6 +98,12 @@ def projections_of(base: PreTrainedModel) -> tuple[Projection, ...]:
             parts = tuple((path, shapes[path][0]) for path in paths)
             projections.append(Projection(f"layers.{layer}.{name}", shapes[paths[0]][1], parts))
     return tuple(projections)
+
+
+def base_weights(base: PreTrainedModel, directory: Path) -> BaseWeights:
+    """Return the model that `make_model` wrote to a directory, as adapters are loaded for it."""
+    checkpoint = load_checkpoint(directory)
+    return BaseWeights(checkpoint.config, module_shapes_of(base), checkpoint.tensors)
 
 
 def module_shapes_of(base: PreTrainedModel) -> dict[str, tuple[int, int]]:

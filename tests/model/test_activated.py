@@ -9,6 +9,7 @@ from peft import LoraConfig
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from model.adapter import BaseWeights
 from model.adapter_tensors import AdapterError
 from model.adapters import Adapter, load_adapter
 from model.backend import choose_backend
@@ -36,6 +37,7 @@ class Tiny:
         self.oracle: PreTrainedModel = make_model(family, path / "base")
         checkpoint = load_checkpoint(path / "base")
         self.decoder = Decoder(checkpoint.config, checkpoint.tensors, choose_backend("cpu", "float32"))
+        self.weights = BaseWeights(checkpoint.config, self.decoder.module_shapes, checkpoint.tensors)
         fields = {"r": 4, "lora_alpha": 6, "target_modules": list(ALL_LINEAR), "task_type": "CAUSAL_LM"}
         late = LoraConfig(**fields, alora_invocation_tokens=INVOCATION)
         self.late_path = make_peft_adapter(self.oracle, path / "late", late, seed=1)
@@ -43,7 +45,7 @@ class Tiny:
         self.late, self.plain = self.load(self.late_path, 0), self.load(self.plain_path, 1)
 
     def load(self, path: Path, load_id: int = 0) -> Adapter:
-        return load_adapter(path, load_id, "name", self.decoder.config, self.decoder.module_shapes)
+        return load_adapter(path, load_id, "name", self.weights)
 
     @torch.inference_mode()
     def logits(self, prompt: Sequence[int], key: CohortKey, start: int, chunk: int) -> Tensor:

@@ -10,20 +10,19 @@ import torch
 from peft import LoraConfig
 from transformers import PreTrainedModel
 
-from model.adapter_gguf import GgufAdapter, read_gguf_adapter
+from model.adapter_content import AdapterContent
+from model.adapter_gguf import read_gguf_adapter
 from model.adapter_peft import read_peft
 from model.adapter_tensors import AdapterError
 from model.adapters import load_adapter
-from model.config import ModelConfig
-from model.weights import load_checkpoint
 from tests.model.adapter_makers import (
     ALL_LINEAR,
     Metadata,
     adapter_metadata,
+    base_weights,
     convert_to_gguf,
     gguf_adapter_tensors,
     make_peft_adapter,
-    module_shapes_of,
     write_gguf_adapter,
 )
 from tests.model.tiny import GGUF_FILE_TYPES, Array, make_model
@@ -42,14 +41,13 @@ class Source:
 
     def __init__(self, path: Path) -> None:
         self.base: PreTrainedModel = make_model("llama", path / "base")
-        self.config: ModelConfig = load_checkpoint(path / "base").config
-        self.module_shapes = module_shapes_of(self.base)
+        self.weights = base_weights(self.base, path / "base")
         config = LoraConfig(r=RANK, lora_alpha=48, target_modules=list(ALL_LINEAR))
         self.peft = make_peft_adapter(self.base, path / "peft", config)
-        self.deltas = read_peft(self.peft, self.module_shapes).deltas
+        self.deltas = read_peft(self.peft, self.weights).deltas
 
-    def read(self, path: Path) -> GgufAdapter:
-        return read_gguf_adapter(path, self.config, self.module_shapes)
+    def read(self, path: Path) -> AdapterContent:
+        return read_gguf_adapter(path, self.weights)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +94,7 @@ def test_an_adapter_is_described(source: Source, tmp_path: Path) -> None:
     metadata = {**adapter_metadata(source.base), **texts, "adapter.lora.alpha": 8.0}
     tensors = gguf_adapter_tensors(source.base, source.peft)
     path = write_gguf_adapter(tmp_path / "a.gguf", metadata, tensors)
-    adapter = load_adapter(path, 3, "three", source.config, source.module_shapes)
+    adapter = load_adapter(path, 3, "three", source.weights)
     assert (adapter.id.load_id, adapter.name, adapter.path, adapter.format) == (3, "three", str(path), "gguf")
     assert (adapter.task_name, adapter.prompt_prefix) == ("sums", "Sum: ")
     assert (adapter.alpha, adapter.max_rank) == (8.0, RANK)
@@ -215,4 +213,4 @@ def test_a_path_that_is_no_adapter_is_refused(source: Source, tmp_path: Path) ->
     other.write_bytes(b"weights")
     for path, message in ((tmp_path / "absent.gguf", "failed to open"), (other, "neither a directory that PEFT saved")):
         with pytest.raises(AdapterError, match=f"{message}.*|.*{re.escape(str(path))}"):
-            load_adapter(path, 0, "", source.config, source.module_shapes)
+            load_adapter(path, 0, "", source.weights)

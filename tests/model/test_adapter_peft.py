@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from model.adapter_peft import read_peft
 from model.adapter_tensors import AdapterError
-from tests.model.adapter_makers import edit_config, edit_tensors, make_peft_adapter, module_shapes_of
+from tests.model.adapter_makers import base_weights, edit_config, edit_tensors, make_peft_adapter
 from tests.model.tiny import make_model
 
 # PEFT asks transformers by a name that transformers is giving up.
@@ -27,12 +27,12 @@ Edit = Callable[[dict[str, Tensor]], None]
 class Written:
     """A PEFT directory for a tiny model: q, v and down, rank 4."""
 
-    def __init__(self, oracle: PreTrainedModel, path: Path) -> None:
+    def __init__(self, oracle: PreTrainedModel, original: Path, path: Path) -> None:
         self.path = path
-        self.module_shapes = module_shapes_of(oracle)
+        self.base = base_weights(oracle, original.parent / "base")
 
     def load(self) -> None:
-        read_peft(self.path, self.module_shapes)
+        read_peft(self.path, self.base)
 
     def refusal(self) -> str:
         with pytest.raises(AdapterError) as refused:
@@ -51,7 +51,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel,
 @pytest.fixture
 def written(original: tuple[PreTrainedModel, Path], tmp_path: Path) -> Written:
     oracle, path = original
-    return Written(oracle, shutil.copytree(path, tmp_path / "adapter"))
+    return Written(oracle, path, shutil.copytree(path, tmp_path / "adapter"))
 
 
 REFUSED_FIELDS: list[tuple[str, object]] = [
@@ -269,7 +269,7 @@ def test_a_rank_that_the_config_does_not_give_is_refused(written: Written, chang
 def test_without_target_modules_the_tensors_decide(written: Written) -> None:
     edit_config(written.path, {"target_modules": None})
     edit_tensors(written.path, remove(f"{Q}.lora_A.weight", f"{Q}.lora_B.weight"))
-    deltas = read_peft(written.path, written.module_shapes).deltas
+    deltas = read_peft(written.path, written.base).deltas
     assert "model.layers.0.self_attn.q_proj" not in deltas
     assert "model.layers.1.self_attn.q_proj" in deltas
 

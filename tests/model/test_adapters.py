@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from model.adapter import BaseWeights
 from model.adapters import Adapter, load_adapter
 from model.backend import reference_backend
 from model.decoder import Decoder
@@ -45,9 +46,10 @@ class Base:
         self.oracle: PreTrainedModel = make_model(family, path)
         checkpoint = load_checkpoint(path)
         self.decoder = Decoder(checkpoint.config, checkpoint.tensors, reference_backend())
+        self.weights = BaseWeights(checkpoint.config, self.decoder.module_shapes, checkpoint.tensors)
 
     def load(self, path: Path, load_id: int = 0) -> Adapter:
-        return load_adapter(path, load_id, "name", self.decoder.config, self.decoder.module_shapes)
+        return load_adapter(path, load_id, "name", self.weights)
 
     def stack(self, *scaled: tuple[Adapter, float]) -> LoraStack:
         return stack_adapters(scaled, self.decoder.projections, self.decoder.backend)
@@ -160,7 +162,7 @@ def test_no_list_computes_the_base_model_bit_for_bit(llama: Base, tmp_path: Path
 
 def test_a_peft_adapter_is_described(llama: Base, tmp_path: Path) -> None:
     path = make_peft_adapter(llama.oracle, tmp_path / "a", lora(rank_pattern={"q_proj": 9}))
-    adapter = load_adapter(path, 5, "five", llama.decoder.config, llama.decoder.module_shapes)
+    adapter = load_adapter(path, 5, "five", llama.weights)
     assert (adapter.id.load_id, adapter.name, adapter.path, adapter.format) == (5, "five", str(path), "peft")
     assert (adapter.max_rank, adapter.alpha, adapter.task_name, adapter.prompt_prefix) == (9, 6.0, "", "")
     assert set(adapter.deltas) == set(llama.decoder.module_shapes)
@@ -203,16 +205,16 @@ def test_a_change_of_one_value_changes_the_digest(llama: Base, tmp_path: Path) -
 
 @pytest.mark.parametrize(("name", "rank", "modules_per_layer"), [("pirate", 3, 7), ("emoji", 8, 4)])
 def test_the_demo_adapters_fit_the_demo_model(smollm2_path: Path, name: str, rank: int, modules_per_layer: int) -> None:
-    config = load_checkpoint(smollm2_path).config
+    checkpoint = load_checkpoint(smollm2_path)
     shapes = {
         tensor.removesuffix(".weight"): (shape[0], shape[1])
-        for tensor, shape in tensor_shapes(config)
+        for tensor, shape in tensor_shapes(checkpoint.config)
         if tensor.endswith("_proj.weight")
     }
     path = Path(__file__).parents[2] / "docs" / "demo" / name
-    adapter = load_adapter(path, 0, name, config, shapes)
+    adapter = load_adapter(path, 0, name, BaseWeights(checkpoint.config, shapes, checkpoint.tensors))
     assert adapter.max_rank == rank
-    assert len(adapter.deltas) == modules_per_layer * config.num_layers
+    assert len(adapter.deltas) == modules_per_layer * checkpoint.config.num_layers
     assert {delta.factor for delta in adapter.deltas.values()} == {2.0}
     assert sorted(file.name for file in path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     assert sum(file.stat().st_size for file in path.iterdir()) < 2_000_000
