@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
 from scheduler.batch import Batch, StepOutput
 from scheduler.core import Scheduler
@@ -19,6 +19,7 @@ from scheduler.events import Event, Finished, FinishReason, TokenSampled
 from scheduler.request import Request
 
 StreamEvent: TypeAlias = TokenSampled | Finished
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,8 @@ class StepLoop:
         self._executor = executor
         self._observe = observe
         self._clock = clock
+        # Its one thread computes whatever touches the model, in the order in which it is asked to.
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="step")
         self._streams: dict[int, TokenStream] = {}
         self._ids = itertools.count()
         self._work = asyncio.Event()
@@ -72,6 +75,7 @@ class StepLoop:
         self._idle.set()
         self._accepting = True
         self._stopping = False
+        self._ended = False
 
     def next_request_id(self) -> int:
         """Return an id that no request of this process had."""
@@ -96,27 +100,40 @@ class StepLoop:
         self.scheduler.end(request_id, reason, self._clock(), message)
         self._deliver()
 
-    async def run(self) -> None:
-        """Run steps while there is work, wait while there is none, return after `drain` or `stop`.
+    async def between_steps(self, work: Callable[[], T]) -> T:
+        """Run `work` on the thread that computes the steps: after the step in flight and before the next, at once where
+        there is none. Return what it returns, raise what it raises.
 
-        However it ends, no stream is left without its `Finished`.
+        It is what may change what steps read: a step planned later sees it, one planned earlier does not. Works from
+        before `run` until `run` ends, while the loop drains too; later it raises ShuttingDown and does nothing.
+        Cancelling the caller takes back work that has not begun.
+        """
+        if self._ended:
+            raise ShuttingDown
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+    async def run(self) -> None:
+        """Run steps while there is work, wait while there is none, return after `drain` or `stop`. Call it once.
+
+        However it ends, no stream is left without its `Finished`, and no work between steps undone.
         """
         try:
-            with ThreadPoolExecutor(max_workers=1, thread_name_prefix="step") as worker:
-                while not self._stopping:
-                    batch = self.scheduler.plan(self._clock())
-                    self._deliver()
-                    if batch is None:
-                        self._work.clear()
-                        await self._work.wait()
-                    else:
-                        await self._step(worker, batch)
+            while not self._stopping:
+                batch = self.scheduler.plan(self._clock())
+                self._deliver()
+                if batch is None:
+                    self._work.clear()
+                    await self._work.wait()
+                else:
+                    await self._step(batch)
         finally:
+            self._ended = True
+            self._worker.shutdown()
             self.stop()
 
-    async def _step(self, worker: ThreadPoolExecutor, batch: Batch) -> None:
+    async def _step(self, batch: Batch) -> None:
         try:
-            output = await asyncio.get_running_loop().run_in_executor(worker, self._executor.execute, batch)
+            output = await asyncio.get_running_loop().run_in_executor(self._worker, self._executor.execute, batch)
         except Exception as error:
             # Whatever a step raises ends the step's own requests and no others.
             log.exception("step %d failed", batch.step_id)
