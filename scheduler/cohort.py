@@ -46,7 +46,7 @@ def cohort_key(scales: Iterable[tuple[AdapterId, float]]) -> CohortKey:
 
     Raises ValueError where a scale is NaN or infinite in float32, or an adapter is named twice.
     """
-    pairs = sorted((adapter, _as_float32(scale)) for adapter, scale in scales)
+    pairs = sorted((adapter, as_float32(scale)) for adapter, scale in scales)
     if len({adapter.load_id for adapter, _ in pairs}) != len(pairs):
         raise ValueError(f"adapter list names an adapter twice: {[adapter.load_id for adapter, _ in pairs]}")
     return tuple((adapter, scale) for adapter, scale in pairs if scale != 0.0)
@@ -77,7 +77,8 @@ def cache_seed(key: CohortKey) -> CacheSeed:
     return tuple((adapter.digest, scale) for adapter, scale in key)
 
 
-def _as_float32(scale: float) -> float:
+def as_float32(scale: float) -> float:
+    """Return a scale in the precision in which it is applied. Raises ValueError where that is not a finite number."""
     try:
         rounded: float = struct.unpack("f", struct.pack("f", scale))[0]
     except OverflowError:

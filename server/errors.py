@@ -8,6 +8,7 @@ RequestError
 ├── FieldInvalid        one field of it is
 ├── ApiKeyInvalid
 ├── PathUnknown
+├── ModelUnknown        `model` names nothing that is served
 ├── FeatureOff          a setting switches the route off
 ├── ModelLoading
 ├── ServerClosing
@@ -56,6 +57,10 @@ class PathUnknown(RequestError):
 
     def __init__(self) -> None:
         super().__init__("File Not Found")
+
+
+class ModelUnknown(RequestError):
+    """The request's `model` is the name of nothing that is served, where such a name must be right."""
 
 
 class FeatureOff(RequestError):
@@ -107,6 +112,7 @@ _TABLE: dict[type[Exception], tuple[int, str]] = {
     PromptRefused: (400, "invalid_request_error"),
     ApiKeyInvalid: (401, "authentication_error"),
     PathUnknown: (404, "not_found_error"),
+    ModelUnknown: (404, "not_found_error"),
     GenerationFailed: (500, "server_error"),
     FeatureOff: (501, "not_supported_error"),
     ModelLoading: (503, "unavailable_error"),
