@@ -6,7 +6,6 @@ field's name: COHORT_CTX_SIZE, COHORT_LORA, …. What a setting leads to is deci
 """
 
 import argparse
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from scheduler.fairness import DEFAULT_FAIRNESS
 from scheduler.policy import PolicyName
+from server.adapter_arguments import AdapterArgument, MixArgument, paths_at_scale_1, paths_with_scales, read_mixes
 from server.adapter_weights import AdapterWeight, read_weights
 
 ENV_PREFIX = "COHORT_"
@@ -29,14 +29,6 @@ class Flag:
     names: tuple[str, ...]
     help: str
     metavar: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterArgument:
-    """An adapter to load, and the scale it starts with."""
-
-    path: str
-    scale: float = 1.0
 
 
 def flag(*names: str, help: str, metavar: str | None = None) -> Flag:  # noqa: A002
@@ -88,16 +80,46 @@ class Settings(BaseSettings):
     lora: Annotated[
         tuple[AdapterArgument, ...],
         NoDecode,
-        flag("--lora", help="adapters to load at scale 1, separated by commas; repeatable", metavar="PATH"),
+        flag("--lora", help="adapters to load at scale 1, separated by commas; repeatable", metavar="[NAME=]PATH"),
     ] = ()
     lora_scaled: Annotated[
         tuple[AdapterArgument, ...],
         NoDecode,
-        flag("--lora-scaled", help="adapters to load at a scale of their own; repeatable", metavar="PATH:SCALE"),
+        flag("--lora-scaled", help="adapters to load at a scale of their own; repeatable", metavar="[NAME=]PATH:SCALE"),
     ] = ()
     lora_init_without_apply: Annotated[
         bool, flag("--lora-init-without-apply", help="start with every adapter at scale 0")
     ] = False
+    lora_dir: Annotated[
+        Path | None,
+        flag(
+            "--lora-dir",
+            help="a folder of adapters (PEFT directories and .gguf files), chosen by name and loaded when first used",
+            metavar="DIR",
+        ),
+    ] = None
+    mix: Annotated[
+        tuple[MixArgument, ...],
+        NoDecode,
+        flag(
+            "--mix",
+            help="a name for a list of adapters, as in support=tone:0.7,facts:0.5; several: repeated, or separated by "
+            "semicolons",
+            metavar="NAME=ADAPTER:SCALE,…",
+        ),
+    ] = ()
+    max_loras: Annotated[
+        NonNegative,
+        flag(
+            "--max-loras",
+            help="most adapters in memory; one that is not in use makes room, those of --lora stay; 0: no limit",
+            metavar="N",
+        ),
+    ] = 0
+    lora_memory_bytes: Annotated[
+        NonNegative,
+        flag("--lora-memory-bytes", help="most memory that loaded adapters take; 0: no limit", metavar="N"),
+    ] = 0
 
     policy: Annotated[
         PolicyName,
@@ -218,32 +240,19 @@ class Settings(BaseSettings):
     def _split_scaled(cls, value: object) -> object:
         return paths_with_scales(value) if isinstance(value, str) else value
 
+    @field_validator("mix", mode="before")
+    @classmethod
+    def _split_mixes(cls, value: object) -> object:
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):  # of a repeated flag
+            value = ";".join(value)
+        return read_mixes(value) if isinstance(value, str) else value
+
     @field_validator("adapter_weight", mode="before")
     @classmethod
     def _split_weights(cls, value: object) -> object:
         if isinstance(value, list) and all(isinstance(item, str) for item in value):  # of a repeated flag
             value = ",".join(value)
         return read_weights(value) if isinstance(value, str) else value
-
-
-def paths_at_scale_1(text: str) -> tuple[AdapterArgument, ...]:
-    """Read `PATH[,PATH…]`."""
-    return tuple(AdapterArgument(path) for path in text.split(",") if path)
-
-
-def paths_with_scales(text: str) -> tuple[AdapterArgument, ...]:
-    """Read `PATH:SCALE[,PATH:SCALE…]`; the last colon counts, so that a path may hold colons. Raises ValueError."""
-    arguments = []
-    for item in filter(None, text.split(",")):
-        path, _, scale = item.rpartition(":")
-        try:
-            number = float(scale)
-        except ValueError:
-            number = math.nan
-        if not path or not math.isfinite(number):
-            raise ValueError(f"wants PATH:SCALE with a finite SCALE, but got {item!r}")
-        arguments.append(AdapterArgument(path, number))
-    return tuple(arguments)
 
 
 class _AppendAdapters(argparse.Action):
@@ -272,7 +281,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action: type[argparse.Action] | str = "store"
         if name in ("lora", "lora_scaled"):
             action = _AppendAdapters
-        elif name == "adapter_weight":
+        elif name in ("adapter_weight", "mix"):
             action = "append"
         elif field.annotation is bool:
             action = argparse.BooleanOptionalAction

@@ -15,10 +15,11 @@ from model.vocabulary import Vocabulary, byte_level_piece
 from scheduler.batch import BLOCK_SIZE, Batch, Row, RowFault, Sample, StepOutput, TokenLogprob
 from scheduler.cohort import AdapterId, CohortKey
 from scheduler.core import SchedulerLimits
+from server.adapter_arguments import AdapterArgument
 from server.adapter_registry import AdapterCard
 from server.assembly import assemble
 from server.engine import Engine, ModelCard
-from server.settings import AdapterArgument, Settings
+from server.settings import Settings
 
 BOS, EOS, TURN = 256, 257, 258
 VOCAB_SIZE = 259

@@ -15,9 +15,10 @@ from scheduler.batch import SamplingParams
 from scheduler.fairness import FairnessSettings, FairQueue
 from scheduler.request import Request
 from scheduler.turns import Draining
+from server.adapter_arguments import AdapterArgument
 from server.adapter_weights import AdapterWeight
 from server.assembly import adapter_names, choose_chat_template, load_engine, model_names
-from server.settings import AdapterArgument, Settings
+from server.settings import Settings
 from tests.model.adapter_makers import attach, make_peft_adapter, set_scales
 from tests.model.tiny import CHAT_TEMPLATE, make_model
 from tests.server.fakes import FakeExecutor, byte_tokenizer, fake_engine, fake_settings

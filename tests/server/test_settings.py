@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from server.adapter_arguments import AdapterArgument
 from server.adapter_weights import AdapterWeight
-from server.settings import AdapterArgument, Flag, Settings, add_flags, read_settings
+from server.settings import Flag, Settings, add_flags, read_settings
 
 
 def read(*arguments: str) -> Settings:
