@@ -84,6 +84,13 @@ class WeightLoader:
         shape = (self._config.vocab_size, self._config.hidden_size)
         return self._tensor(name, shape).to(self._backend.device, dtype, copy=True)
 
+    def embedding(self) -> Tensor:
+        """Load the embedding, with a row of zeros below (V + 1, D): for all tokens that only adapters know."""
+        name, (V, D) = "model.embed_tokens.weight", (self._config.vocab_size, self._config.hidden_size)
+        rows = torch.zeros(V + 1, D, device=self._backend.device, dtype=self._backend.dtype)
+        rows[:V] = self._tensor(name, (V, D))
+        return rows
+
     def _linear(self, projection: Projection, has_bias: bool) -> Linear:
         device, dtype = self._backend.device, self._backend.dtype
         num_rows = sum(size for _, size in projection.parts)

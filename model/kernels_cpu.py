@@ -81,8 +81,8 @@ class CpuOps:
         )  # fmt: skip
         return q
 
-    def low_rank(self, a: Tensor, b: Tensor) -> LowRank:
-        return CpuLowRank(a, b)
+    def low_rank(self, a: Tensor, b: Tensor, gain: Tensor | None = None, offset: Tensor | None = None) -> LowRank:
+        return CpuLowRank(a, b, gain, offset)
 
 
 def _threads_for(tensor: Tensor) -> int:

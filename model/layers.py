@@ -15,12 +15,15 @@ from torch.nn import functional as F
 
 
 class LowRank(Protocol):
-    """A delta B A of low rank, ready to be added to what a matrix product gives."""
+    """A change of low rank, ready to be made to what a matrix product gives."""
 
     num_bytes: int
 
     def add_to(self, y: Tensor, x: Tensor) -> None:
-        """Add B (A x) to `y` in place; x (T, in) and y (T, out) are contiguous, in the compute dtype."""
+        """Turn `y` into gain ⊙ y + offset + B (A x), in place, in float32 with one rounding.
+
+        x (T, in) and y (T, out) are contiguous, in the compute dtype.
+        """
         ...
 
 
@@ -62,8 +65,9 @@ class Ops(Protocol):
         """
         ...
 
-    def low_rank(self, a: Tensor, b: Tensor) -> LowRank:
-        """Lay out the factors a (R, in) and b (out, R), float32."""
+    def low_rank(self, a: Tensor, b: Tensor, gain: Tensor | None = None, offset: Tensor | None = None) -> LowRank:
+        """Lay out the factors a (R, in) and b (out, R), gain and offset (out,), float32. R may be 0; a gain that is
+        None is 1, an offset 0."""
         ...
 
 
@@ -105,8 +109,8 @@ class TorchOps:
         v_cache.view(-1, K, h).index_copy_(0, slots, v.to(v_cache.dtype))
         return q.to(self.dtype)
 
-    def low_rank(self, a: Tensor, b: Tensor) -> LowRank:
-        return TorchLowRank(a, b, self.dtype)
+    def low_rank(self, a: Tensor, b: Tensor, gain: Tensor | None = None, offset: Tensor | None = None) -> LowRank:
+        return TorchLowRank(a, b, gain, offset, self.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -152,13 +156,25 @@ class RotaryTable:
 
 
 class TorchLowRank:
-    """`LowRank` in plain torch, in the compute dtype, on the device of what it is added to."""
+    """`LowRank` in plain torch, on the device of what it is added to.
 
-    def __init__(self, a: Tensor, b: Tensor, dtype: torch.dtype) -> None:
+    In the compute dtype where there are but the two factors; those round A x too.
+    """
+
+    def __init__(self, a: Tensor, b: Tensor, gain: Tensor | None, offset: Tensor | None, dtype: torch.dtype) -> None:
+        self._plain = gain is None and offset is None
+        if not self._plain:
+            dtype = torch.float32
         self._a, self._b = a.t().to(dtype), b.t().to(dtype)  # (in, R), (R, out)
-        self.num_bytes = self._a.nbytes + self._b.nbytes
+        self._gain = b.new_ones(()) if gain is None else gain  # (out,)
+        self._offset = b.new_zeros(()) if offset is None else offset  # (out,)
+        self.num_bytes = sum(tensor.nbytes for tensor in (self._a, self._b, self._gain, self._offset))
 
     def add_to(self, y: Tensor, x: Tensor) -> None:
         if self._a.device != x.device:
             self._a, self._b = self._a.to(x.device), self._b.to(x.device)
-        y.addmm_(x @ self._a, self._b)
+            self._gain, self._offset = self._gain.to(x.device), self._offset.to(x.device)
+        if self._plain:
+            y.addmm_(x @ self._a, self._b)
+        else:
+            y.copy_(torch.addcmul(self._offset, y.float(), self._gain) + x.float() @ self._a @ self._b)

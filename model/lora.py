@@ -1,24 +1,26 @@
-"""The arithmetic of adapters: y = W x + Σ scale · factor · B (A x), for one adapter list at a time.
+"""The arithmetic of adapters: y = W x + Σ scale · factor · B (A x), and all else that a list of adapters changes.
 
-The deltas of all adapters of a list are stacked once into one A and one B for each matrix product of the decoder,
-scales and factors folded into B; a step then pays two skinny products where its list touches a projection, and nothing
-elsewhere. Knows no file format and no request. The factor is alpha / rank (Hu et al., arXiv 2106.09685), or
-alpha / √rank (rsLoRA, arXiv 2312.03732).
+All that the adapters of a list change is summed once, when its stack is built. For each matrix product of the decoder
+that is y ← gain ⊙ y + offset + B (A x), scales and factors folded in: a step pays two skinny products where its list
+touches a projection, and nothing elsewhere. Knows no file format and no request. The factor is alpha / rank (Hu et al.,
+arXiv 2106.09685), or alpha / √rank (rsLoRA, arXiv 2312.03732); what a list means for each part of the model is said in
+model/adapter.py.
 
-T tokens in the step, R rank; `in` and `out` are a module's or a projection's features.
+T tokens in the step, S rows of logits, R rank, D hidden, V the base model's vocabulary; `in` and `out` are a module's
+or a projection's features.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from model.adapter import Adapter, LoraDelta
+from model.adapter import Adapter
 from model.backend import Backend
 from model.layers import LowRank
-from scheduler.cohort import CohortKey
+from model.lora_sum import sum_of_deltas
+from model.token_rows import EmbeddingLowRank, EmbeddingRows, HeadRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,112 +33,112 @@ class Projection:
     """(module path, output features) in the order of the output."""
 
 
+@dataclass(frozen=True, slots=True)
+class Adaptable:
+    """What stacks need to know of a decoder."""
+
+    projections: tuple[Projection, ...]
+    """That of the head is called 'head', and computed in the head's dtype."""
+    vocab_size: int
+    hidden_size: int
+
+
 class LoraStack:
     """One adapter list, ready to run."""
 
-    def __init__(self, deltas: Mapping[str, LowRank]) -> None:
-        """`deltas`: the sum of all deltas of the list on each projection that it touches, by name."""
-        self.num_bytes = sum(delta.num_bytes for delta in deltas.values())
-        self._deltas = deltas
+    def __init__(
+        self,
+        vocab_size: int,
+        projections: Mapping[str, LowRank],
+        norms: Mapping[str, Tensor],
+        embedding: Sequence[EmbeddingLowRank | EmbeddingRows],
+        head: HeadRows | None,
+    ) -> None:
+        """Each is the sum over the list: `projections` by name, `norms` by module path, (size,) float32 each."""
+        self.vocab_size = vocab_size
+        """V, or more where an adapter of the list has rows of added tokens."""
+        parts = (*projections.values(), *embedding, *(() if head is None else (head,)))
+        self.num_bytes = sum(part.num_bytes for part in parts) + sum(norm.nbytes for norm in norms.values())
+        self._projections = projections
+        self._norms = norms
+        self._embedding = embedding
+        self._head = head
 
     def touches(self, name: str) -> bool:
         """Whether the list changes the projection at all."""
-        return name in self._deltas
+        return name in self._projections
 
     def add_to(self, name: str, y: Tensor, x: Tensor) -> None:
-        """Add Σ scale · factor · B (A x) to `y` in place, for projection `name`; nothing where the list does not touch
-        it.
+        """Turn the base model's `y` into the list's, in place, for projection `name`; nothing where the list does not
+        touch it.
 
-        x (T, in) and y (T, out) are contiguous, in the compute dtype.
+        x (T, in) and y (T, out) are contiguous, in the compute dtype (the head's for 'head').
         """
-        delta = self._deltas.get(name)
-        if delta is not None:
-            delta.add_to(y, x)
+        change = self._projections.get(name)
+        if change is not None:
+            change.add_to(y, x)
+
+    def norm(self, module: str, weight: Tensor) -> Tensor:
+        """Return the list's version of a norm's weight (size,) float32: itself where the list does not change it."""
+        change = self._norms.get(module)
+        return weight if change is None else weight + change
+
+    def embed(self, token_ids: Tensor, rows: Tensor) -> None:
+        """Turn the base model's embedding of tokens (T,) into the list's, in place.
+
+        rows (T, D) float32, before any scale of the model's; zeros for ids of V and more.
+        """
+        for change in self._embedding:
+            change.add_to(rows, token_ids)
+
+    def extend_logits(self, logits: Tensor, x: Tensor) -> Tensor:
+        """Return the list's logits (S, vocab_size), of the head's (S, V) float32; x (S, D) is what the head read.
+
+        May modify `logits`. A token that the list adds without a row in the head gets -inf.
+        """
+        if self.vocab_size > logits.shape[1]:
+            added = logits.new_full((logits.shape[0], self.vocab_size - logits.shape[1]), -torch.inf)
+            logits = torch.cat((logits, added), dim=1)
+        if self._head is not None:
+            self._head.add_to(logits, x)
+        return logits
 
 
-def stack_adapters(
-    scaled: Sequence[tuple[Adapter, float]], projections: Sequence[Projection], backend: Backend
-) -> LoraStack:
+def stack_adapters(scaled: Sequence[tuple[Adapter, float]], adaptable: Adaptable, backend: Backend) -> LoraStack:
     """Build the stack of an adapter list. Sums are formed in the order given, so the key's order fixes them."""
-    deltas = {}
-    for projection in projections:
-        blocks = _blocks(scaled, projection)
-        if blocks:
-            deltas[projection.name] = backend.ops.low_rank(*_stack(blocks, projection))
-    return LoraStack(deltas)
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    delta: LoraDelta
-    scale: float
-    row: int
-    """Where its part's outputs begin among the projection's."""
-
-
-def _blocks(scaled: Sequence[tuple[Adapter, float]], projection: Projection) -> list[_Block]:
-    blocks = []
+    modules = {module for projection in adaptable.projections for module, _ in projection.parts}
+    for adapter, _ in scaled:
+        assert modules >= adapter.deltas.keys() | adapter.biases.keys(), f"{adapter.path} adapts unknown modules"
+    embedding: list[EmbeddingLowRank | EmbeddingRows] = []
+    if deltas := [(adapter.embedding, scale) for adapter, scale in scaled if adapter.embedding is not None]:
+        embedding.append(EmbeddingLowRank(deltas, backend))
     for adapter, scale in scaled:
-        row = 0
-        for module, out_features in projection.parts:
-            if module in adapter.deltas:
-                blocks.append(_Block(adapter.deltas[module], scale, row))
-            row += out_features
-    return blocks
+        if adapter.embedding_rows is not None and len(adapter.embedding_rows.ids):
+            embedding.append(EmbeddingRows(adapter.embedding_rows, scale, backend))
+    head = [(adapter.head_rows, scale) for adapter, scale in scaled if adapter.head_rows is not None]
+    return LoraStack(
+        vocab_size=max(adaptable.vocab_size, *(adapter.vocabulary_end for adapter, _ in scaled)),
+        projections=_projections(scaled, adaptable, backend),
+        norms=_norms(scaled, backend),
+        embedding=embedding,
+        head=HeadRows(head, adaptable.vocab_size, backend) if any(len(rows.ids) for rows, _ in head) else None,
+    )
 
 
-def _stack(blocks: Sequence[_Block], projection: Projection) -> tuple[Tensor, Tensor]:
-    """Return A (R, in) and B (out, R) in float32: each block has ranks of its own, and the rows of its part in B."""
-    a = torch.cat([block.delta.a.float() for block in blocks])  # (R, in)
-    b = torch.zeros(sum(out for _, out in projection.parts), a.shape[0])  # (out, R)
-    column = 0
-    for block in blocks:
-        out_features, rank = block.delta.b.shape
-        b[block.row : block.row + out_features, column : column + rank] = block.delta.b.float() * (
-            block.scale * block.delta.factor
-        )
-        column += rank
-    return a, b
+def _projections(scaled: Sequence[tuple[Adapter, float]], adaptable: Adaptable, backend: Backend) -> dict[str, LowRank]:
+    changes = {}
+    for projection in adaptable.projections:
+        change = sum_of_deltas(scaled, projection.in_features, projection.parts)
+        if change is not None:
+            ops = backend.head_ops if projection.name == "head" else backend.ops
+            changes[projection.name] = ops.low_rank(change.a, change.b, change.gain, change.offset)
+    return changes
 
 
-class LoraCache:
-    """The resident adapters, and the stacks of the lists used last. Not thread-safe: the model's thread owns it."""
-
-    def __init__(
-        self, adapters: Iterable[Adapter], projections: Sequence[Projection], backend: Backend, max_bytes: int
-    ) -> None:
-        self._adapters = {adapter.id: adapter for adapter in adapters}
-        self._projections = projections
-        self._backend = backend
-        self._max_bytes = max_bytes
-        self._stacks: OrderedDict[CohortKey, LoraStack] = OrderedDict()
-        self.num_bytes = 0
-        """Held by the cached stacks; above `max_bytes` only where a single stack is larger than that."""
-
-    def add(self, adapter: Adapter) -> None:
-        """Make an adapter available to keys."""
-        self._adapters[adapter.id] = adapter
-
-    def drop(self, load_id: int) -> None:
-        """Free an adapter and every stack it takes part in. No key may name it afterwards."""
-        for adapter_id in [adapter_id for adapter_id in self._adapters if adapter_id.load_id == load_id]:
-            del self._adapters[adapter_id]
-        for key in [key for key in self._stacks if any(adapter_id.load_id == load_id for adapter_id, _ in key)]:
-            self.num_bytes -= self._stacks.pop(key).num_bytes
-
-    def get(self, key: CohortKey) -> LoraStack | None:
-        """Return the stack of a key, built where it is not cached; None for the base key."""
-        if not key:
-            return None
-        if key not in self._stacks:
-            scaled = [(self._adapters[adapter_id], scale) for adapter_id, scale in key]
-            self._insert(key, stack_adapters(scaled, self._projections, self._backend))
-        self._stacks.move_to_end(key)
-        return self._stacks[key]
-
-    def _insert(self, key: CohortKey, stack: LoraStack) -> None:
-        while self._stacks and self.num_bytes + stack.num_bytes > self._max_bytes:
-            _, evicted = self._stacks.popitem(last=False)
-            self.num_bytes -= evicted.num_bytes
-        self._stacks[key] = stack
-        self.num_bytes += stack.num_bytes
+def _norms(scaled: Sequence[tuple[Adapter, float]], backend: Backend) -> dict[str, Tensor]:
+    sums: dict[str, Tensor] = {}
+    for adapter, scale in scaled:
+        for module, change in adapter.norms.items():
+            term = change.to(backend.device, torch.float32) * scale
+            sums[module] = sums[module] + term if module in sums else term
+    return sums

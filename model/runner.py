@@ -14,7 +14,7 @@ from torch import Tensor
 from model.attention import AttentionStep
 from model.decoder import Decoder
 from model.kv_cache import KVCache
-from model.lora import LoraCache
+from model.lora_cache import LoraCache
 from model.sampler import sample
 from scheduler.batch import BLOCK_SIZE, Batch, Row, SamplingParams, StepOutput
 

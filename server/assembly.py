@@ -14,7 +14,7 @@ from model.backend import choose_backend
 from model.chat_template import ChatTemplate
 from model.decoder import Decoder
 from model.kv_cache import KVCache
-from model.lora import LoraCache
+from model.lora_cache import LoraCache
 from model.runner import ModelRunner
 from model.tokenizer import Tokenizer, load_tokenizer
 from model.weights import Checkpoint, load_checkpoint
@@ -55,7 +55,7 @@ def load_engine(settings: Settings) -> Engine:
     runner = ModelRunner(
         decoder,
         KVCache(config, limits.num_blocks, backend),
-        LoraCache(adapters, decoder.projections, backend, settings.lora_cache_bytes),
+        LoraCache(adapters, decoder.adaptable, backend, settings.lora_cache_bytes),
     )
     runner.warm_up()
     card = model_card(settings, checkpoint, limits)

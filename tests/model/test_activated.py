@@ -14,7 +14,7 @@ from model.adapter_tensors import AdapterError
 from model.adapters import Adapter, load_adapter
 from model.backend import choose_backend
 from model.decoder import Decoder
-from model.lora import LoraCache
+from model.lora_cache import LoraCache
 from model.runner import step_tensors
 from model.weights import load_checkpoint
 from scheduler.batch import Row
@@ -51,7 +51,7 @@ class Tiny:
     def logits(self, prompt: Sequence[int], key: CohortKey, start: int, chunk: int) -> Tensor:
         """Compute a prompt in chunks that end at the start of the activated adapter, each under its key."""
         activations = (Activation(start, self.late.id),)
-        cache = LoraCache([self.late, self.plain], self.decoder.projections, self.decoder.backend, max_bytes=1 << 24)
+        cache = LoraCache([self.late, self.plain], self.decoder.adaptable, self.decoder.backend, max_bytes=1 << 24)
         num_blocks, [table] = scattered_tables([len(prompt)])
         kv = junk_cache(self.decoder, num_blocks)
         logits = []

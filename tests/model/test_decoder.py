@@ -158,7 +158,7 @@ def test_an_adapter_list_acts_as_if_it_were_merged(
     for adapter, scale in scaled:
         for module, delta in adapter.deltas.items():
             merged[f"{module}.weight"] = merged[f"{module}.weight"] + scale * delta.factor * delta.b @ delta.a
-    stack = stack_adapters(scaled, decoder.projections, decoder.backend)
+    stack = stack_adapters(scaled, decoder.adaptable, decoder.backend)
     tokens = prompt(7)
     got = whole(decoder, tokens, lora=stack)
     torch.testing.assert_close(
@@ -169,7 +169,7 @@ def test_an_adapter_list_acts_as_if_it_were_merged(
 
 def test_adapted_tokens_too_have_the_same_bits_in_every_batch(models: Models) -> None:
     decoder = decoder_of(models, "llama", backend_of("cpu"))
-    stack = stack_adapters([(random_adapter(decoder, 0, seed=1), 0.7)], decoder.projections, decoder.backend)
+    stack = stack_adapters([(random_adapter(decoder, 0, seed=1), 0.7)], decoder.adaptable, decoder.backend)
     prompts = [prompt(20 + i, 12) for i in range(7)]
     together = logits_of(decoder, prompts, [[5] * 7, *[[1] * 7] * 7], lora=stack)
     for tokens, got in zip(prompts, together, strict=True):

@@ -8,11 +8,13 @@ from torch import Tensor
 
 from model.adapter import Adapter, LoraDelta
 from model.backend import Backend, choose_backend, reference_backend
-from model.lora import LoraCache, LoraStack, Projection, stack_adapters
+from model.lora import Adaptable, LoraStack, Projection, stack_adapters
+from model.lora_cache import LoraCache
 from scheduler.cohort import BASE, AdapterId, CohortKey, cohort_key
 
 QKV = Projection("qkv", 24, (("q", 32), ("k", 16), ("v", 16)))
 O = Projection("o", 32, (("o", 24),))  # noqa: E741
+BOTH = Adaptable((QKV, O), vocab_size=50, hidden_size=24)
 SHAPES = {module: (out, p.in_features) for p in (QKV, O) for module, out in p.parts}
 
 
@@ -69,7 +71,7 @@ def inputs(num_tokens: int, projection: Projection, dtype: torch.dtype = torch.f
     ids=["one", "two", "three on different parts"],
 )
 def test_a_stack_adds_the_sum_of_its_deltas(scaled: list[tuple[Adapter, float]], num_tokens: int, fast: bool) -> None:
-    stack = stack_adapters(scaled, (QKV, O), backend(fast=fast))
+    stack = stack_adapters(scaled, BOTH, backend(fast=fast))
     for projection in (QKV, O):
         x, y = inputs(num_tokens, projection)
         wanted = y.double() + plain_delta(scaled, projection, x)
@@ -78,7 +80,7 @@ def test_a_stack_adds_the_sum_of_its_deltas(scaled: list[tuple[Adapter, float]],
 
 
 def test_adding_leaves_the_input_as_it_is() -> None:
-    stack = stack_adapters([(make_adapter(0, "qkv"), 1.0)], (QKV, O), backend())
+    stack = stack_adapters([(make_adapter(0, "qkv"), 1.0)], BOTH, backend())
     x, y = inputs(5, QKV)
     before = x.clone()
     stack.add_to("qkv", y, x)
@@ -86,14 +88,14 @@ def test_adding_leaves_the_input_as_it_is() -> None:
 
 
 def test_a_projection_that_the_list_does_not_touch_costs_nothing() -> None:
-    stack = stack_adapters([(make_adapter(0, "qk"), 1.0)], (QKV, O), backend())
+    stack = stack_adapters([(make_adapter(0, "qk"), 1.0)], BOTH, backend())
     x, y = inputs(5, O)
     assert not stack.touches("o")
     assert torch.equal(added(stack, "o", y, x), y)
 
 
 def test_a_part_that_the_list_does_not_touch_keeps_its_values() -> None:
-    stack = stack_adapters([(make_adapter(0, "qv"), 1.0)], (QKV,), backend())
+    stack = stack_adapters([(make_adapter(0, "qv"), 1.0)], BOTH, backend())
     x, y = inputs(5, QKV)
     got = added(stack, "qkv", y, x)
     assert torch.equal(got[:, 32:48], y[:, 32:48])
@@ -103,7 +105,7 @@ def test_a_part_that_the_list_does_not_touch_keeps_its_values() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_has_the_same_bits_alone_and_in_a_batch(dtype: torch.dtype) -> None:
     scaled = [(make_adapter(0, "qkvo", rank=8), 0.5), (make_adapter(1, "qo", rank=3), 0.7)]
-    stack = stack_adapters(scaled, (QKV, O), backend(dtype))
+    stack = stack_adapters(scaled, BOTH, backend(dtype))
     for projection in (QKV, O):
         x, y = inputs(40, projection, dtype)
         together = added(stack, projection.name, y, x)
@@ -116,7 +118,7 @@ def test_scales_are_folded_before_the_compute_type_rounds() -> None:
     # 1 + 2**-9 is not a bfloat16, its product with 2 / (1 + 2**-9) is.
     delta = LoraDelta(torch.ones(1, 32), torch.full((24, 1), 1 + 2**-9), 2 / (1 + 2**-9))
     adapter = Adapter(AdapterId(0, ""), "", "", "peft", {"o": delta}, 1.0, "", "")
-    stack = stack_adapters([(adapter, 1.0)], (O,), backend(torch.bfloat16))
+    stack = stack_adapters([(adapter, 1.0)], BOTH, backend(torch.bfloat16))
     y = torch.zeros(1, 24, dtype=torch.bfloat16)
     stack.add_to("o", y, torch.ones(1, 32, dtype=torch.bfloat16))
     assert torch.equal(y.float(), torch.full((1, 24), 64.0))
@@ -130,11 +132,11 @@ def test_an_adapter_knows_its_largest_rank_and_its_size() -> None:
 
 
 A, B = make_adapter(0, "qkvo"), make_adapter(1, "qkvo")
-ONE_STACK = stack_adapters([(A, 1.0)], (QKV, O), backend()).num_bytes
+ONE_STACK = stack_adapters([(A, 1.0)], BOTH, backend()).num_bytes
 
 
 def make_cache(max_bytes: int) -> LoraCache:
-    return LoraCache([A, B], (QKV, O), backend(), max_bytes)
+    return LoraCache([A, B], BOTH, backend(), max_bytes)
 
 
 def key(*scales: tuple[Adapter, float]) -> CohortKey:

@@ -1,4 +1,4 @@
-"""The kernel of the two skinny products against float64, and its bits alone and in any batch."""
+"""The kernel of what a list changes in a product against float64, and its bits alone and in any batch."""
 
 import pytest
 import torch
@@ -21,35 +21,62 @@ def rows(count: int, width: int, dtype: torch.dtype, seed: int) -> Tensor:
     return torch.randn(count, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@settings(max_examples=150, deadline=None)  # the first example compiles the kernel
+@settings(max_examples=200, deadline=None)  # the first example compiles the kernel
 @given(
     count=st.integers(1, 70),
-    rank=st.integers(1, 70),
+    rank=st.integers(0, 70),
     in_features=st.integers(1, 80),
     out_features=st.integers(1, 80),
+    has_gain=st.booleans(),
+    has_offset=st.booleans(),
     dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 2**31),
 )
-def test_adds_the_product_of_the_factors(
-    count: int, rank: int, in_features: int, out_features: int, dtype: torch.dtype, seed: int
+def test_computes_gain_times_y_plus_offset_plus_the_product_of_the_factors(
+    count: int,
+    rank: int,
+    in_features: int,
+    out_features: int,
+    has_gain: bool,
+    has_offset: bool,
+    dtype: torch.dtype,
+    seed: int,
 ) -> None:
     a, b = factors(rank, in_features, out_features, seed)
     x, y = rows(count, in_features, dtype, seed + 1), rows(count, out_features, dtype, seed + 2)
-    exact = y.double() + x.double() @ a.double().t() @ b.double().t()
+    gain, offset = rows(2, out_features, torch.float32, seed + 3)
+    exact = x.double() @ a.double().t() @ b.double().t()
+    exact += y.double() * (gain.double() if has_gain else 1) + (offset.double() if has_offset else 0)
     size = 1 + float(exact.abs().max())
-    for low_rank in (CpuLowRank(a, b), TorchLowRank(a, b, torch.float32)):
-        got = y.clone() if isinstance(low_rank, CpuLowRank) else y.float()
-        low_rank.add_to(got, x if isinstance(low_rank, CpuLowRank) else x.float())
-        tolerance = 1e-5 if got.dtype == torch.float32 else 2.0**-8
+    arguments = a, b, gain if has_gain else None, offset if has_offset else None
+    for low_rank in (CpuLowRank(*arguments), TorchLowRank(*arguments, dtype)):
+        got = y.clone()
+        low_rank.add_to(got, x)
+        rounds_between = isinstance(low_rank, TorchLowRank) and not (has_gain or has_offset)
+        tolerance = 1e-5 if dtype == torch.float32 else 2.0**-6 if rounds_between else 2.0**-8
         assert float((got.double() - exact).abs().max()) <= tolerance * size
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("in_features", "out_features", "rank"), [(576, 960, 24), (1536, 576, 8), (40, 24, 3)])
+def test_gain_and_offset_of_one_and_zero_change_no_bit(dtype: torch.dtype) -> None:
+    a, b = factors(8, 40, 50)
+    x, y = rows(5, 40, dtype, 1), rows(5, 50, dtype, 2)
+    plain, with_both = y.clone(), y.clone()
+    CpuLowRank(a, b).add_to(plain, x)
+    CpuLowRank(a, b, torch.ones(50), torch.zeros(50)).add_to(with_both, x)
+    assert torch.equal(plain, with_both)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_gain_and_offset", [False, True])
+@pytest.mark.parametrize(
+    ("in_features", "out_features", "rank"), [(576, 960, 24), (1536, 576, 8), (40, 24, 3), (40, 24, 0)]
+)
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(
-    dtype: torch.dtype, in_features: int, out_features: int, rank: int
+    dtype: torch.dtype, in_features: int, out_features: int, rank: int, has_gain_and_offset: bool
 ) -> None:
-    low_rank = CpuLowRank(*factors(rank, in_features, out_features))
+    gain, offset = rows(2, out_features, torch.float32, 5) if has_gain_and_offset else (None, None)
+    low_rank = CpuLowRank(*factors(rank, in_features, out_features), gain, offset)
     x, y = rows(130, in_features, dtype, 1), rows(130, out_features, dtype, 2)
     together = y.clone()
     low_rank.add_to(together, x)

@@ -10,7 +10,7 @@ from model.adapter import Adapter, LoraDelta
 from model.backend import choose_backend
 from model.decoder import Decoder
 from model.kv_cache import KVCache
-from model.lora import LoraCache
+from model.lora_cache import LoraCache
 from model.runner import ModelRunner, step_tensors
 from model.weights import load_checkpoint
 from scheduler.batch import Batch, Row, SamplingParams
@@ -63,7 +63,7 @@ def new_runner(decoder: Decoder, num_blocks: int = 12) -> ModelRunner:
         for module, (out_features, in_features) in decoder.module_shapes.items()
     }
     adapter = Adapter(ADAPTER, "a", "a", "peft", deltas, 2.0, "", "")
-    cache = LoraCache([adapter], decoder.projections, decoder.backend, max_bytes=1 << 20)
+    cache = LoraCache([adapter], decoder.adaptable, decoder.backend, max_bytes=1 << 20)
     return ModelRunner(decoder, KVCache(decoder.config, num_blocks, decoder.backend), cache)
 
 

@@ -13,7 +13,7 @@ from model.backend import choose_backend
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.kv_cache import KVCache
-from model.lora import LoraCache
+from model.lora_cache import LoraCache
 from model.runner import ModelRunner
 from model.weights import load_checkpoint
 from tests.model.decoding import generate, logits_of, scattered_tables, whole
@@ -65,7 +65,7 @@ def transformers_model(weights: Weights) -> LlamaForCausalLM:
 def test_greedy_tokens_are_those_of_transformers(weights: Weights) -> None:
     decoder = Decoder(weights.config, weights.tensors, choose_backend("cpu", "float32"))
     num_blocks, tables = scattered_tables([len(prompt) + NUM_NEW for prompt in PROMPTS])
-    adapters = LoraCache([], decoder.projections, decoder.backend, max_bytes=0)
+    adapters = LoraCache([], decoder.adaptable, decoder.backend, max_bytes=0)
     runner = ModelRunner(decoder, KVCache(decoder.config, num_blocks, decoder.backend), adapters)
     outputs = generate(runner, PROMPTS, tables, NUM_NEW, chunk=10)
     oracle = transformers_model(weights)
