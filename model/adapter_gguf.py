@@ -1,7 +1,7 @@
 """GGUF adapters, as llama.cpp's convert_lora_to_gguf.py writes them and its src/llama-adapter.cpp reads them.
 
 Tensors are named after the base model's GGUF tensors, `blk.0.attn_q.weight.lora_a` and `….lora_b`, in any type that the
-gguf package dequantises. What upstream skips without a word (norms) is refused here. An activated adapter acts from the
+gguf package dequantises; adapter_gguf_tensors.py says what each of them changes. An activated adapter acts from the
 first of its invocation tokens on, as it was trained to; llama-server begins one token earlier. (The converter stores
 PEFT's tokens as they are, and of older adapters, trained to act after the first token of their invocation string, all
 but that first one.)
@@ -11,27 +11,37 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from model.adapter import BaseWeights, LoraDelta
+from model.adapter import BaseWeights
 from model.adapter_content import AdapterContent
-from model.adapter_tensors import AdapterError, DeltaTensors, Half
-from model.config import CheckpointError, ModelConfig
+from model.adapter_gguf_tensors import place_tensors
+from model.adapter_tensors import AdapterError
+from model.config import CheckpointError
+from model.fields import shorten
 from model.gguf import GgufFile, read_gguf
-from model.gguf_names import hf_name, separate_halves
 
-_SUFFIXES = {".lora_a": Half.A, ".lora_b": Half.B}
+_ARCHITECTURES: Mapping[str, str] = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3",
+}
+"""By family; those that are not here go by their own names."""
 
 
 def read_gguf_adapter(path: Path, base: BaseWeights) -> AdapterContent:
     """Read a GGUF adapter for the base model. Raises AdapterError naming the metadata key or the tensor."""
     try:
-        file = read_gguf(path)
+        # Read, not mapped: an adapter file may be overwritten while the server runs.
+        file = read_gguf(path, mapped=False)
     except CheckpointError as error:
         raise AdapterError(str(error)) from error
-    _check_kind(file, _architecture(base.config))
+    _check_kind(file, _ARCHITECTURES.get(base.config.family, base.config.family))
     alpha = _number(file, "adapter.lora.alpha")
-    found = _place_tensors(file, base.module_shapes)
+    tensors = place_tensors(file, alpha, base)
     return AdapterContent(
-        deltas={module: _delta(found, module, alpha, base.config) for module in found.modules},
+        deltas=tensors.deltas,
+        norms=tensors.norms,
+        embedding=tensors.embedding,
         alpha=alpha,
         task_name=_text(file, "adapter.lora.task_name"),
         prompt_prefix=_text(file, "adapter.lora.prompt_prefix"),
@@ -39,72 +49,41 @@ def read_gguf_adapter(path: Path, base: BaseWeights) -> AdapterContent:
     )
 
 
-def _architecture(config: ModelConfig) -> str:
-    return "llama" if config.family == "mistral" else config.family
+def _check_kind(file: GgufFile, architecture: str) -> None:
+    kind = _text(file, "general.type")
+    if kind != "adapter":
+        raise AdapterError(f"{file.path}: expect general.type to be 'adapter', but got: {shorten(kind)}")
+    found = _text(file, "general.architecture")
+    if found != architecture:
+        raise AdapterError(
+            f"{file.path}: model arch and LoRA arch mismatch: general.architecture is {shorten(found)}, "
+            f"the model's is '{architecture}' (hint: maybe wrong base model?)"
+        )
+    kind = _text(file, "adapter.type")
+    if kind != "lora":
+        raise AdapterError(f"{file.path}: expect adapter.type to be 'lora', but got: {shorten(kind)}")
 
 
 def _text(file: GgufFile, key: str) -> str:
     value = file.metadata.get(key, "")
     if not isinstance(value, str):
-        raise AdapterError(f"invalid gguf type for {key}: {value!r}, it must be a string")
+        raise AdapterError(f"{file.path}: invalid gguf type for {key}: {shorten(value)}, it must be a string")
     return value
 
 
 def _number(file: GgufFile, key: str) -> float:
     value = file.metadata.get(key, 0.0)
     if not isinstance(value, float) or not math.isfinite(value):
-        raise AdapterError(f"invalid gguf type for {key}: {value!r}, it must be a finite float32")
+        raise AdapterError(f"{file.path}: invalid gguf type for {key}: {shorten(value)}, it must be a finite float32")
     return value
 
 
 def _token_ids(file: GgufFile, key: str) -> tuple[int, ...]:
     value = file.metadata.get(key, [])
     if not isinstance(value, list):
-        raise AdapterError(f"invalid gguf type for {key}: {value!r}, it must be an array of token ids")
+        raise AdapterError(f"{file.path}: invalid gguf type for {key}: {shorten(value)}, an array of ids is needed")
     if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in value):
-        raise AdapterError(f"invalid gguf element type for {key}: {value!r}, it must be an array of token ids")
+        raise AdapterError(
+            f"{file.path}: invalid gguf element type for {key}: {shorten(value)}, an array of ids is needed"
+        )
     return tuple(int(item) for item in value)
-
-
-def _check_kind(file: GgufFile, architecture: str) -> None:
-    kind = _text(file, "general.type")
-    if kind != "adapter":
-        raise AdapterError(f"expect general.type to be 'adapter', but got: {kind}")
-    found = _text(file, "general.architecture")
-    if found != architecture:
-        raise AdapterError(f"model arch and LoRA arch mismatch: the model is '{architecture}', the adapter '{found}'")
-    kind = _text(file, "adapter.type")
-    if kind != "lora":
-        raise AdapterError(f"expect adapter.type to be 'lora', but got: {kind}")
-
-
-def _place_tensors(file: GgufFile, module_shapes: Mapping[str, tuple[int, int]]) -> DeltaTensors:
-    found = DeltaTensors(module_shapes)
-    for name in file.tensors:
-        module, half = _place_of(name)
-        found.place(module, half, name, file.read(name))
-    if not found.modules:
-        raise AdapterError(f"{file.path} holds no LoRA tensors")
-    return found
-
-
-def _place_of(name: str) -> tuple[str, Half]:
-    """Return the module that a tensor belongs to, and which half of its delta it is."""
-    for suffix, half in _SUFFIXES.items():
-        if name.endswith(suffix):
-            base = hf_name(name.removesuffix(suffix))
-            if base is None or not base.endswith(".weight"):
-                raise AdapterError(f"LoRA tensor '{name}' does not exist in base model (hint: maybe wrong base model?)")
-            return base.removesuffix(".weight"), half
-    if name.endswith("_norm.weight"):
-        raise AdapterError(f"LoRA tensor '{name}' replaces a norm, which is not supported: train without the norms")
-    raise AdapterError(f"LoRA tensor '{name}' has unexpected suffix, known are {' and '.join(_SUFFIXES)}")
-
-
-def _delta(found: DeltaTensors, module: str, alpha: float, config: ModelConfig) -> LoraDelta:
-    a, b = found.pair(module)
-    rows = b.tensor
-    if _architecture(config) == "llama":  # its converter reorders W's output rows, and so B's
-        num_heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(module.rpartition(".")[2])
-        rows = rows if num_heads is None else separate_halves(rows, num_heads)
-    return LoraDelta(a.tensor, rows, alpha / a.tensor.shape[0] if alpha else 1.0)

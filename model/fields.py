@@ -28,16 +28,18 @@ class Fields:
 
     def error(self, name: str, wanted: str) -> CheckpointError:
         """Return the refusal of the field's value."""
-        found = f"is {_shorten(self.get(name))}" if self.get(name) is not None else "is missing"
+        found = f"is {shorten(self.get(name))}" if self.get(name) is not None else "is missing"
         return CheckpointError(f"{self._source}: {self._prefix}{name} {found}; {wanted}")
 
-    def integer(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """Return a whole number of at least `minimum`; without a default the field must be there."""
+    def integer(self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int | None = None) -> int:
+        """Return a whole number from `minimum` to `maximum`; without a default the field must be there."""
         value = self.get(name)
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise self.error(name, f"a whole number of at least {minimum} is needed")
+        if maximum is not None and value > maximum:
+            raise self.error(name, f"a whole number of at most {maximum} is needed")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -83,10 +85,11 @@ def read_json_object(path: Path) -> Mapping[str, object]:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a readable JSON file: {error}") from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: a JSON object is needed, found {_shorten(values)}")
+        raise CheckpointError(f"{path}: a JSON object is needed, found {shorten(values)}")
     return values
 
 
-def _shorten(value: object) -> str:
+def shorten(value: object) -> str:
+    """Return a value as a message shows it: on one line, and no longer than a message should be."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -9,8 +9,9 @@ Source: the GGUF specification in ggml's docs/gguf.md, versions 2 and 3.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeAlias
 
@@ -26,6 +27,8 @@ GgufValue: TypeAlias = bool | int | float | str | list[bool] | list[int] | list[
 MAGIC = b"GGUF"
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
+_MAX_NAME_BYTES = 64
+"""Of a tensor, as the specification has it."""
 _STRING, _ARRAY, _BOOL = gguf.GGUFValueType.STRING, gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.BOOL
 _NUMBERS: Mapping[int, str] = {
     gguf.GGUFValueType.UINT8: "<u1",
@@ -39,6 +42,11 @@ _NUMBERS: Mapping[int, str] = {
     gguf.GGUFValueType.FLOAT32: "<f4",
     gguf.GGUFValueType.FLOAT64: "<f8",
     gguf.GGUFValueType.BOOL: "<u1",
+}
+
+_HALF_TYPES: Mapping[int, torch.dtype] = {
+    gguf.GGMLQuantizationType.F16: torch.float16,
+    gguf.GGMLQuantizationType.BF16: torch.bfloat16,
 }
 
 
@@ -69,15 +77,30 @@ class GgufFile:
     tensors: Mapping[str, GgufTensor]
     _bytes: npt.NDArray[np.uint8]
 
-    def read(self, name: str) -> torch.Tensor:
-        """Return a tensor dequantised to float32, in memory of its own."""
+    def read(self, name: str, index: int | None = None) -> torch.Tensor:
+        """Return a tensor, or its part `index` along the slowest dimension, dequantised to float32, in memory of its
+        own."""
         tensor = self.tensors[name]
-        stored = self._bytes[tensor.start : tensor.start + tensor.num_bytes]
-        rows = stored.reshape(*tensor.shape[:-1], -1)
+        shape, stored = tensor.shape, self._stored(tensor)
+        if index is not None:
+            shape, stored = shape[1:], stored.reshape(shape[0], -1)[index]
         with np.errstate(all="ignore"):  # damaged scales may be infinite
-            values = gguf.dequantize(rows, gguf.GGMLQuantizationType(tensor.type_id)).reshape(tensor.shape)
+            values = gguf.dequantize(
+                stored.reshape(*shape[:-1], -1), gguf.GGMLQuantizationType(tensor.type_id)
+            ).reshape(shape)
         # Stored float32 is not copied by the dequantisation, and would be read-only here.
         return torch.from_numpy(values if values.flags.writeable else np.array(values))
+
+    def read_compact(self, name: str) -> torch.Tensor:
+        """Return a tensor in the type that it is stored in where torch computes with it, else in float32."""
+        tensor = self.tensors[name]
+        dtype = _HALF_TYPES.get(tensor.type_id)
+        if dtype is None:
+            return self.read(name)
+        return torch.from_numpy(np.array(self._stored(tensor))).view(dtype).reshape(tensor.shape)
+
+    def _stored(self, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
+        return self._bytes[tensor.start : tensor.start + tensor.num_bytes]
 
 
 def is_gguf(path: Path) -> bool:
@@ -89,16 +112,14 @@ def is_gguf(path: Path) -> bool:
         raise CheckpointError(f"{path}: not a readable file: {error}") from error
 
 
-def read_gguf(path: Path) -> GgufFile:
-    """Read the header of a GGUF file.
+def read_gguf(path: Path, *, mapped: bool = True) -> GgufFile:
+    """Read the header of a GGUF file; its tensors are mapped, or else read as well.
 
+    Whoever truncates a file that is mapped ends the process that reads it: files that come and go are better read.
     Raises CheckpointError naming the file and the key or tensor where it is not GGUF, truncated, inconsistent, or
     holds a tensor of a type that the gguf package cannot dequantise.
     """
-    try:
-        content = np.memmap(path, mode="r", dtype=np.uint8)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: not a readable file: {error}") from error
+    content = _content(path, mapped)
     reader = _HeaderReader(path, content)
     num_tensors, num_values = reader.preamble()
     metadata = reader.metadata(num_values)
@@ -106,6 +127,15 @@ def read_gguf(path: Path) -> GgufFile:
     for type_id in {tensor.type_id for tensor in tensors.values()}:
         _check_type(path, type_id, tensors)
     return GgufFile(path, metadata, tensors, content)
+
+
+def _content(path: Path, mapped: bool) -> npt.NDArray[np.uint8]:
+    if path.exists() and not path.is_file():  # a pipe would never end
+        raise CheckpointError(f"{path}: not a readable file: it is no regular file")
+    try:
+        return np.memmap(path, mode="r", dtype=np.uint8) if mapped else np.fromfile(path, dtype=np.uint8)
+    except (OSError, ValueError) as error:  # an empty file cannot be mapped
+        raise CheckpointError(f"{path}: not a readable file: {error}") from error
 
 
 def _alignment(path: Path, metadata: Mapping[str, GgufValue]) -> int:
@@ -177,10 +207,22 @@ class _HeaderReader:
                     "it is truncated or damaged"
                 )
             tensors[name] = GgufTensor(name, type_id, shape, base + offset, num_bytes)
+        self._check_apart(tensors.values())
         return tensors
+
+    def _check_apart(self, tensors: Iterable[GgufTensor]) -> None:
+        """Refuse tensors that share bytes: many that do would take much more memory than the file."""
+        in_order = sorted(tensors, key=lambda tensor: tensor.start)
+        for tensor, after in pairwise(in_order):
+            if tensor.start + tensor.num_bytes > after.start:
+                raise CheckpointError(f"{self._path}: tensors {tensor.name} and {after.name} overlap in the file")
 
     def _tensor(self) -> tuple[str, int, tuple[int, ...], int]:
         name = self._string("a tensor name")
+        if len(name.encode()) > _MAX_NAME_BYTES:
+            raise CheckpointError(
+                f"{self._path}: tensor {name[:_MAX_NAME_BYTES]}… has a name of more than {_MAX_NAME_BYTES} bytes"
+            )
         num_dimensions = self._unsigned(4, name)
         if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
             raise CheckpointError(

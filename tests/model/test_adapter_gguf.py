@@ -1,7 +1,8 @@
 """GGUF adapter files: what their metadata and types mean, what must be refused, and what the message names."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from peft import LoraConfig
 from transformers import PreTrainedModel
 
+from model.adapter import BaseWeights
 from model.adapter_content import AdapterContent
 from model.adapter_gguf import read_gguf_adapter
 from model.adapter_peft import read_peft
@@ -25,13 +27,14 @@ from tests.model.adapter_makers import (
     make_peft_adapter,
     write_gguf_adapter,
 )
-from tests.model.tiny import GGUF_FILE_TYPES, Array, make_model
+from tests.model.tiny import GGUF_FILE_TYPES, VOCAB_SIZE, Array, make_model
 
 # PEFT asks transformers by a name that transformers is giving up.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 Q_MODULE = "model.layers.0.self_attn.q_proj"
 Q_A, Q_B = "blk.0.attn_q.weight.lora_a", "blk.0.attn_q.weight.lora_b"
+D = 64
 RANK = 32
 """What quantised types need: their blocks hold 32 values of a row."""
 
@@ -41,13 +44,18 @@ class Source:
 
     def __init__(self, path: Path) -> None:
         self.base: PreTrainedModel = make_model("llama", path / "base")
-        self.weights = base_weights(self.base, path / "base")
+        weights = base_weights(self.base, path / "base")
+        self.weights = replace(weights, module_shapes={**weights.module_shapes, "lm_head": (VOCAB_SIZE, D)})
         config = LoraConfig(r=RANK, lora_alpha=48, target_modules=list(ALL_LINEAR))
         self.peft = make_peft_adapter(self.base, path / "peft", config)
         self.deltas = read_peft(self.peft, self.weights).deltas
 
     def read(self, path: Path) -> AdapterContent:
         return read_gguf_adapter(path, self.weights)
+
+    def read_tensors(self, path: Path, tensors: Mapping[str, Array], alpha: float = 0.0) -> AdapterContent:
+        metadata: Metadata = {**adapter_metadata(self.base), "adapter.lora.alpha": alpha}
+        return self.read(write_gguf_adapter(path / "a.gguf", metadata, tensors))
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +70,7 @@ def test_every_type_holds_the_adapter_to_its_precision(source: Source, tmp_path:
     assert read.deltas.keys() == source.deltas.keys()
     for module, delta in source.deltas.items():
         for got, wanted in ((read.deltas[module].a, delta.a), (read.deltas[module].b, delta.b)):
+            assert got.dtype == {"F16": torch.float16, "BF16": torch.bfloat16}.get(file_type, torch.float32)
             assert (got - wanted).abs().max() <= tolerance * wanted.abs().max()
 
 
@@ -109,14 +118,100 @@ def test_the_deltas_do_not_change_when_the_file_does(source: Source, tmp_path: P
     assert all(torch.equal(read.deltas[module].b, delta.b) for module, delta in source.deltas.items())
 
 
+def noise(*shape: int) -> Array:
+    return np.random.default_rng(len(shape) + sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def test_the_embedding_has_its_a_transposed(source: Source, tmp_path: Path) -> None:
+    a, b = noise(VOCAB_SIZE, 4), noise(D, 4)
+    tensors = {"token_embd.weight.lora_a": a, "token_embd.weight.lora_b": b}
+    read = source.read_tensors(tmp_path, tensors, alpha=8.0)
+    assert read.embedding is not None
+    assert not read.deltas
+    assert torch.equal(read.embedding.a, torch.from_numpy(a))
+    assert torch.equal(read.embedding.b, torch.from_numpy(b))
+    assert read.embedding.factor == 2.0
+
+
+def test_the_output_head_is_a_linear_module(source: Source, tmp_path: Path) -> None:
+    a, b = noise(4, D), noise(VOCAB_SIZE, 4)
+    delta = source.read_tensors(tmp_path, {"output.weight.lora_a": a, "output.weight.lora_b": b}).deltas["lm_head"]
+    assert torch.equal(delta.a, torch.from_numpy(a))
+    assert torch.equal(delta.b, torch.from_numpy(b))
+
+
+def test_a_norm_differs_from_the_base_model_by_what_the_file_says(source: Source, tmp_path: Path) -> None:
+    tensors = {"blk.1.attn_norm.weight": noise(D), "output_norm.weight": noise(D)}
+    read = source.read_tensors(tmp_path, tensors)
+    wanted = {"model.layers.1.input_layernorm": noise(D), "model.norm": noise(D)}
+    assert read.norms.keys() == wanted.keys()
+    for module, weight in wanted.items():
+        base = source.weights.tensors[f"{module}.weight"]
+        torch.testing.assert_close(base + read.norms[module], torch.from_numpy(weight))
+
+
+def test_gemma_has_its_norms_in_gguf_one_larger(source: Source, tmp_path: Path) -> None:
+    metadata: Metadata = {**adapter_metadata(source.base), "general.architecture": "gemma3"}
+    path = write_gguf_adapter(tmp_path / "a.gguf", metadata, {"output_norm.weight": noise(D) + np.float32(1)})
+    gemma = replace(source.weights, config=replace(source.weights.config, family="gemma3_text"))
+    difference = read_gguf_adapter(path, gemma).norms["model.norm"]
+    torch.testing.assert_close(gemma.tensors["model.norm.weight"] + difference, torch.from_numpy(noise(D)))
+
+
+EXPERTS = ("blk.0.ffn_down_exps.weight.lora_a", "blk.0.ffn_down_exps.weight.lora_b")
+
+
+def with_experts(source: Source, family: str, num_experts: int = 3) -> BaseWeights:
+    """The model with experts, 96 wide, in its first layer."""
+    modules = [f"model.layers.0.mlp.experts.{e}.down_proj" for e in range(num_experts)]
+    shapes = {**source.weights.module_shapes, **dict.fromkeys(modules, (D, 96))}
+    return replace(source.weights, config=replace(source.weights.config, family=family), module_shapes=shapes)
+
+
+@pytest.mark.parametrize(("family", "architecture"), [("mixtral", "llama"), ("qwen3_moe", "qwen3moe")])
+def test_stacked_experts_are_deltas_of_each_expert(
+    source: Source, tmp_path: Path, family: str, architecture: str
+) -> None:
+    a, b = noise(3, 4, 96), noise(3, D, 4)
+    metadata: Metadata = {"general.architecture": architecture, "adapter.lora.alpha": 2.0}
+    path = write_gguf_adapter(
+        tmp_path / "a.gguf", {**adapter_metadata(source.base), **metadata}, dict(zip(EXPERTS, (a, b), strict=True))
+    )
+    deltas = read_gguf_adapter(path, with_experts(source, family)).deltas
+    assert len(deltas) == 3
+    for expert in range(3):
+        delta = deltas[f"model.layers.0.mlp.experts.{expert}.down_proj"]
+        assert torch.equal(delta.a, torch.from_numpy(a[expert]))
+        assert torch.equal(delta.b, torch.from_numpy(b[expert]))
+        assert delta.factor == 0.5
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "message"),
+    [
+        ((2, 4, 96), (2, D, 4), r"ffn_down_exps.weight' has incorrect shape .*\(3, rank, 96\) and \(3, 64, rank\)"),
+        ((3, 4, 96), (1, D, 4), r"ffn_down_exps.weight' has incorrect shape .*lora_b is \(1, 64, 4\)"),
+        ((3, 4, 96), (3, D, 5), "the ranks of 'blk.0.ffn_down_exps.weight' differ"),
+        ((4, 96), (D, 4), "ffn_down_exps.weight' has incorrect shape"),
+    ],
+)
+def test_experts_of_another_shape_are_refused(
+    source: Source, tmp_path: Path, a: tuple[int, ...], b: tuple[int, ...], message: str
+) -> None:
+    tensors = dict(zip(EXPERTS, (noise(*a), noise(*b)), strict=True))
+    path = write_gguf_adapter(tmp_path / "a.gguf", adapter_metadata(source.base), tensors)
+    with pytest.raises(AdapterError, match=message):
+        read_gguf_adapter(path, with_experts(source, "mixtral"))
+
+
 REFUSED_METADATA: dict[str, tuple[Metadata, str]] = {
-    "a model": ({"general.type": "model"}, "expect general.type to be 'adapter', but got: model"),
-    "no type": ({"general.type": ""}, "expect general.type to be 'adapter', but got: $"),
+    "a model": ({"general.type": "model"}, "expect general.type to be 'adapter', but got: 'model'"),
+    "no type": ({"general.type": ""}, "expect general.type to be 'adapter', but got: ''"),
     "another architecture": (
         {"general.architecture": "qwen2"},
-        "model arch and LoRA arch mismatch: the model is 'llama', the adapter 'qwen2'",
+        "model arch and LoRA arch mismatch: general.architecture is 'qwen2', the model's is 'llama'",
     ),
-    "another kind of adapter": ({"adapter.type": "control"}, "expect adapter.type to be 'lora', but got: control"),
+    "another kind of adapter": ({"adapter.type": "control"}, "expect adapter.type to be 'lora', but got: 'control'"),
     "invocation that is a string": (
         {"adapter.alora.invocation_tokens": "##!"},
         "invalid gguf type for adapter.alora.invocation_tokens: '##!'",
@@ -147,7 +242,12 @@ def add(name: str, *shape: int) -> Edit:
     return lambda tensors: tensors.update({name: np.ones(shape, dtype=np.float32)})
 
 
-def replace(name: str, make: Callable[[Array], Array]) -> Edit:
+def add_pair(name: str, a: tuple[int, ...], b: tuple[int, ...]) -> Edit:
+    ones = {f"{name}.lora_a": np.ones(a, dtype=np.float32), f"{name}.lora_b": np.ones(b, dtype=np.float32)}
+    return lambda tensors: tensors.update(ones)
+
+
+def replace_tensor(name: str, make: Callable[[Array], Array]) -> Edit:
     return lambda tensors: tensors.update({name: np.ascontiguousarray(make(tensors[name]))})
 
 
@@ -156,36 +256,57 @@ def remove(name: str) -> Edit:
 
 
 REFUSED_TENSORS: dict[str, tuple[Edit, str]] = {
-    "norm": (add("blk.0.attn_norm.weight", 64), r"'blk\.0\.attn_norm\.weight' replaces a norm"),
-    "output norm": (add("output_norm.weight", 64), r"'output_norm\.weight' replaces a norm"),
+    "norm of another shape": (
+        add("blk.0.attn_norm.weight", 32),
+        r"attn_norm\.weight' has incorrect shape \(hint: maybe wrong base model\?\): it is \(32,\), .* \(64,\)",
+    ),
+    "norm that is not there": (add("blk.0.ssm_norm.weight", 64), r"ssm_norm\.weight' does not exist in base model"),
+    "norm of a layer that is not there": (
+        add("blk.7.ffn_norm.weight", 64),
+        r"ffn_norm\.weight' does not exist in base",
+    ),
     "delta of a norm": (
-        add("blk.0.attn_norm.weight.lora_a", 4, 64),
-        r"attn_norm\.weight\.lora_a' .*not a linear module",
+        add_pair("blk.0.attn_norm.weight", (4, 64), (1, 4)),
+        r"attn_norm\.weight' does not exist in base model as the weight of a linear module",
     ),
-    "embeddings": (add("token_embd.weight.lora_a", 265, 4), r"token_embd\.weight\.lora_a' adapts the embeddings"),
-    "output head": (add("output.weight.lora_a", 4, 64), r"output\.weight\.lora_a' adapts the output head"),
+    "embedding of another vocabulary": (
+        add_pair("token_embd.weight", (264, 4), (64, 4)),
+        r"token_embd\.weight' has incorrect shape .*wanted are \(265, rank\) and \(64, rank\)",
+    ),
+    "embedding that is not transposed": (
+        add_pair("token_embd.weight", (4, 265), (64, 4)),
+        r"token_embd\.weight' has incorrect shape .*lora_a is \(4, 265\)",
+    ),
+    "embedding of two ranks": (
+        add_pair("token_embd.weight", (265, 4), (64, 8)),
+        r"lora_a tensor is not transposed .*the ranks of 'token_embd\.weight' differ",
+    ),
     "other suffix": (add("blk.0.attn_q.weight.scale", 4), r"attn_q\.weight\.scale' has unexpected suffix"),
-    "bias": (add("blk.0.attn_q.bias.lora_a", 4, 64), r"attn_q\.bias\.lora_a' does not exist in base model"),
+    "bias": (add_pair("blk.0.attn_q.bias", (4, 64), (64, 4)), r"attn_q\.bias' does not exist in base model"),
     "unknown tensor": (
-        add("blk.0.ssm_in.weight.lora_a", 4, 64),
-        r"ssm_in\.weight\.lora_a' does not exist in base model",
+        add_pair("blk.0.ssm_in.weight", (4, 64), (64, 4)),
+        r"ssm_in\.weight' does not exist in base model .*\(hint: maybe wrong base model\?\)",
     ),
-    "unknown block": (
-        add("blk.9.attn_q.weight.lora_a", 4, 64),
-        r"blk\.9\.attn_q\.weight\.lora_a' .*not a linear module",
+    "unknown block": (add_pair("blk.9.attn_q.weight", (4, 64), (64, 4)), r"blk\.9\.attn_q\.weight' does not exist"),
+    "experts of a model without": (
+        add_pair("blk.0.ffn_up_exps.weight", (2, 4, 64), (2, 64, 4)),
+        r"ffn_up_exps\.weight' does not exist in base model",
     ),
-    "no B": (remove(Q_B), r"attn_q\.weight\.lora_a' has no matching B"),
-    "no A": (remove(Q_A), r"attn_q\.weight\.lora_b' has no matching A"),
+    "no B": (remove(Q_B), r"pair for 'blk\.0\.attn_q\.weight' is missing one component.*attn_q\.weight\.lora_b"),
+    "no A": (remove(Q_A), r"pair for 'blk\.0\.attn_q\.weight' is missing one component.*attn_q\.weight\.lora_a"),
     "A that is transposed": (
-        replace(Q_A, lambda a: a.T),
-        r"lora_a' has shape \(64, 32\), the base model wants \(any, 64\)",
+        replace_tensor(Q_A, lambda a: a.T),
+        r"attn_q\.weight' has incorrect shape .*lora_a is \(64, 32\)",
     ),
     "ranks that differ": (
-        replace(Q_B, lambda b: b[:, :8]),
-        r"lora_b' has shape \(64, 8\), the base model wants \(64, 32\)",
+        replace_tensor(Q_B, lambda b: b[:, :8]),
+        r"lora_a tensor is not transposed .*lora_a is \(32, 64\), lora_b is \(64, 8\)",
     ),
-    "experts": (replace(Q_A, lambda a: np.stack([a, a])), r"lora_a' has shape \(2, 32, 64\)"),
-    "NaN": (replace(Q_B, lambda b: b * np.float32("nan")), r"attn_q\.weight\.lora_b' contains NaN or infinity"),
+    "more dimensions": (
+        replace_tensor(Q_A, lambda a: np.stack([a, a])),
+        r"attn_q\.weight' has incorrect shape .*lora_a is \(2, 32, 64\)",
+    ),
+    "NaN": (replace_tensor(Q_B, lambda b: b * np.float32("nan")), r"attn_q\.weight\.lora_b' contains NaN or infinity"),
     "nothing": (lambda tensors: tensors.clear(), r"holds no LoRA tensors"),
 }
 

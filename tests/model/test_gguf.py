@@ -1,5 +1,6 @@
 """The GGUF reader agrees with the gguf package's on sound files, and refuses every other file in time and in memory."""
 
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -95,6 +96,40 @@ def test_a_tensor_that_was_read_is_in_memory_of_its_own(tmp_path: Path) -> None:
     assert torch.equal(file.read("a"), torch.ones(4))
 
 
+def test_a_file_that_was_read_may_be_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write(path, {"a": np.ones(1 << 16, dtype=np.float32)})
+    file = read_gguf(path, mapped=False)
+    path.write_bytes(b"")  # where it is mapped, reading on would end the process
+    assert torch.equal(file.read("a"), torch.ones(1 << 16))
+
+
+def test_a_pipe_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.gguf")
+    with pytest.raises(CheckpointError, match="no regular file"):
+        read_gguf(tmp_path / "m.gguf", mapped=False)
+
+
+@pytest.mark.parametrize(
+    ("file_type", "dtype"),
+    [("F32", torch.float32), ("F16", torch.float16), ("BF16", torch.bfloat16), ("Q8_0", torch.float32)],
+)
+def test_a_compact_tensor_has_the_type_of_the_file_where_torch_has_it(
+    file_type: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    quant = gguf.GGMLQuantizationType[file_type]
+    values = np.linspace(-1, 1, 128, dtype=np.float32).reshape(2, 64)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("a", gguf.quantize(values, quant), raw_dtype=quant)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = read_gguf(tmp_path / "m.gguf")
+    assert file.read_compact("a").dtype == dtype
+    assert torch.equal(file.read_compact("a").float(), file.read("a"))
+
+
 @pytest.mark.parametrize("quant", DEQUANTISED, ids=lambda quant: quant.name)
 def test_every_quantisation_that_gguf_dequantises_is_read(quant: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[quant]
@@ -148,6 +183,8 @@ def test_a_type_that_gguf_cannot_dequantise_is_refused_by_name(name: str, tmp_pa
         (header(tensors=1) + tensor(kind=250) + bytes(64), "type number 250"),
         (header(tensors=1) + tensor(shape=(33,), kind=2) + bytes(99), "rows of 33, not a multiple of 32"),
         (header(tensors=2) + tensor() * 2 + bytes(64), "tensor t is there twice"),
+        (header(tensors=2) + tensor(offset=32) + tensor(b"u", offset=24) + bytes(99), "tensors u and t overlap"),
+        (header(tensors=1) + tensor(b"t" * 65) + bytes(64), "tensor t{64}… has a name of more than 64 bytes"),
         (header(values=1) + text(b"general.alignment") + struct.pack("<II", 4, 24), "general.alignment is 24"),
         (header(values=1) + text(b"general.alignment") + struct.pack("<I", 8) + text(b"x"), "general.alignment is 'x'"),
     ],
