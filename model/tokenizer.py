@@ -4,6 +4,7 @@
 model's text begins with the space that the model was trained to see there.
 """
 
+import copy
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
@@ -32,6 +33,7 @@ class Tokenizer:
                 f"the tokenizer has {num_tokens} tokens, the model's embedding {vocab_size} rows; tokens beyond them "
                 f"(the last is {last!r}) must be removed from the tokenizer, or the embedding must be enlarged"
             )
+        self.vocabulary = vocabulary
         self.vocab_size = vocab_size
         self.bos_id = vocabulary.bos_id
         self.eos_id = vocabulary.eos_id
@@ -46,10 +48,15 @@ class Tokenizer:
                 special_tokens=vocabulary.special_tokens,
                 tool_use_source=vocabulary.tool_use_template,
             )
-        self._pieces = vocabulary.pieces
         self._control_ids = vocabulary.control_ids | self.eog_ids
-        self._encoder = vocabulary.encoder
         self._encoder_lock = threading.Lock()
+
+    def enlarged(self, vocab_size: int) -> "Tokenizer":
+        """Return the same tokenizer for a vocabulary that is as large or larger: its new ids have the empty piece."""
+        assert vocab_size >= self.vocab_size
+        other = copy.copy(self)  # one encoder, so one lock
+        other.vocab_size = vocab_size
+        return other
 
     def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
         """Return the tokens of a text.
@@ -59,9 +66,10 @@ class Tokenizer:
         are no characters, become U+FFFD.
         """
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        encoder = self.vocabulary.encoder
         with self._encoder_lock:  # whether special tokens are parsed is a state of the encoder
-            self._encoder.encode_special_tokens = not parse_special
-            ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+            encoder.encode_special_tokens = not parse_special
+            ids: list[int] = encoder.encode(text, add_special_tokens=False).ids
         if add_special and self.adds_bos and ids[:1] != [self.bos_id]:
             assert self.bos_id is not None
             return [self.bos_id, *ids]
@@ -78,7 +86,8 @@ class Tokenizer:
         """Return the bytes that a token stands for, a special one's text. Raises ValueError for an id outside."""
         if not 0 <= token_id < self.vocab_size:
             raise ValueError(f"token {token_id} is outside the vocabulary of {self.vocab_size}")
-        return self._pieces[token_id] if token_id < len(self._pieces) else b""
+        pieces = self.vocabulary.pieces
+        return pieces[token_id] if token_id < len(pieces) else b""
 
     def is_control(self, token_id: int) -> bool:
         """Whether the token has a role instead of a text, or ends generation: generated content does not show it."""

@@ -16,34 +16,34 @@ from model.end_of_generation import end_of_generation_ids
 from model.fields import Fields, read_json_object
 from model.vocabulary import Vocabulary, byte_level_piece, sentencepiece_piece
 
+_ENCODER_FILE = "tokenizer.json"
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-def vocabulary_from_directory(directory: Path) -> Vocabulary:
-    """Return the vocabulary of a checkpoint directory.
+def vocabulary_from_directory(directory: Path, base: Vocabulary | None = None) -> Vocabulary:
+    """Return the vocabulary of a directory.
 
-    Raises CheckpointError naming the file and field, where one is missing or the tokenizer is of another kind than BPE.
+    `base` is what the directory was saved beside, and what it changes where it has no tokenizer.json of its own: tokens
+    added later, roles and chat templates. Raises CheckpointError naming the file and field, where one is missing or the
+    tokenizer is of another kind than BPE.
     """
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        raise CheckpointError(f"{directory}: there is no tokenizer.json; transformers' save_pretrained writes one")
-    tokenizer = read_json_object(path)
     settings = Fields(_settings(directory), str(directory / "tokenizer_config.json"))
-    encoder = Tokenizer.from_str(json.dumps(tokenizer))
-    # Both would change a prompt without a word.
-    encoder.no_truncation()
-    encoder.no_padding()
-    _add_later_tokens(encoder, settings)
+    own = {role: text for role in _ROLES if (text := _token_text(settings, role)) is not None}
+    later = _later_tokens(directory, settings, own)
+    borrowed = None if (directory / _ENCODER_FILE).is_file() else base
+    encoder, spelled = _read_encoder(directory) if borrowed is None else _borrow_encoder(borrowed, later)
+    _add_later_tokens(encoder, settings, later)
     added = encoder.get_added_tokens_decoder()
-    special = {role: text for role in _ROLES if (text := _token_text(settings, role)) is not None}
+    special = own if base is None else {**base.special_tokens, **own}
     bos_id, eos_id = (_id_of(encoder, settings, special, role) for role in ("bos_token", "eos_token"))
-    adds_bos = settings.flag("add_bos_token", _writes_bos(encoder, bos_id))
+    writes_bos = _writes_bos(encoder, bos_id) if borrowed is None else borrowed.adds_bos
+    adds_bos = settings.flag("add_bos_token", writes_bos)
     if adds_bos and bos_id is None:
         raise settings.error("bos_token", "add_bos_token is true, so it is needed")
     chat_template, tool_use_template = _chat_templates(directory, settings)
     return Vocabulary(
         encoder=encoder,
-        pieces=_pieces(encoder, added, tokenizer, path),
+        pieces=_with_added(spelled, added),
         control_ids=frozenset(token_id for token_id, token in added.items() if token.special),
         bos_id=bos_id,
         eos_id=eos_id,
@@ -53,6 +53,35 @@ def vocabulary_from_directory(directory: Path) -> Vocabulary:
         chat_template=chat_template,
         tool_use_template=tool_use_template,
     )
+
+
+def _read_encoder(directory: Path) -> tuple[Tokenizer, dict[int, bytes]]:
+    """Return the encoder of tokenizer.json, and the pieces of the tokens that are not added ones."""
+    path = directory / _ENCODER_FILE
+    if not path.is_file():
+        raise CheckpointError(f"{directory}: there is no {_ENCODER_FILE}; transformers' save_pretrained writes one")
+    tokenizer = read_json_object(path)
+    try:
+        encoder = Tokenizer.from_str(json.dumps(tokenizer))
+        # Both would change a prompt without a word.
+        encoder.no_truncation()
+        encoder.no_padding()
+        encoder.encode("a b")
+    except BaseException as error:  # the library raises Exception itself, and no Exception where it panics
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise CheckpointError(f"{path}: not a tokenizer that can be used: {error}") from error
+        raise
+    return encoder, _spell(encoder, tokenizer, path)
+
+
+def _borrow_encoder(base: Vocabulary, later: Mapping[int, AddedToken]) -> tuple[Tokenizer, dict[int, bytes]]:
+    """Return a copy of `base`'s encoder and its pieces. Tokens that `later` puts on ids that only fill the embedding
+    have taken the place of what had them."""
+    texts = {i: later[i].content for i in later if i < len(base.pieces) and not base.pieces[i]}
+    copy = json.loads(base.encoder.to_str())
+    vocabulary = {text: i for text, i in copy["model"]["vocab"].items() if i not in texts}
+    copy["model"]["vocab"] = vocabulary | {text: i for i, text in texts.items()}
+    return Tokenizer.from_str(json.dumps(copy)), dict(enumerate(base.pieces))
 
 
 def _settings(directory: Path) -> dict[str, object]:
@@ -87,31 +116,40 @@ def _writes_bos(encoder: Tokenizer, bos_id: int | None) -> bool:
     return bos_id is not None and encoder.encode("").ids[:1] == [bos_id]
 
 
-def _add_later_tokens(encoder: Tokenizer, settings: Fields) -> None:
-    """Add the tokens that only tokenizer_config.json has: fine-tuning added them. Their ids must come out as said."""
-    name = "added_tokens_decoder"
-    later = settings.get(name)
-    if later is None:
-        return
+def _later_tokens(directory: Path, settings: Fields, special: Mapping[str, str]) -> dict[int, AddedToken]:
+    """Return the tokens that fine-tuning added, by id: those of tokenizer_config.json, and of added_tokens.json, which
+    older versions wrote."""
+    later = {} if settings.get("added_tokens_decoder") is None else settings.get("added_tokens_decoder")
     if not isinstance(later, dict) or not all(key.isdecimal() and isinstance(later[key], dict) for key in later):
-        raise settings.error(name, "an object from token ids to tokens is needed")
-    known = encoder.get_added_tokens_decoder()
+        raise settings.error("added_tokens_decoder", "an object from token ids to tokens is needed")
+    tokens = {}
     for token_id in sorted(map(int, later)):
-        if token_id in known:
-            continue
-        token = Fields(later[str(token_id)], f"tokenizer_config.json: {name} {token_id}")
-        content = token.text("content")
+        token = Fields(later[str(token_id)], f"tokenizer_config.json: added_tokens_decoder {token_id}")
         flags = {flag: token.flag(flag, False) for flag in ("single_word", "lstrip", "rstrip", "normalized", "special")}
-        encoder.add_tokens([AddedToken(content, **flags)])
+        tokens[token_id] = AddedToken(token.text("content"), **flags)
+    path = directory / "added_tokens.json"
+    older = read_json_object(path) if path.is_file() else {}
+    for text in older:
+        token_id = Fields(older, str(path)).integer(text, minimum=0)
+        tokens.setdefault(token_id, AddedToken(text, normalized=False, special=text in special.values()))
+    return tokens
+
+
+def _add_later_tokens(encoder: Tokenizer, settings: Fields, later: Mapping[int, AddedToken]) -> None:
+    """Add those that the encoder does not have. Their ids must come out as said."""
+    known = encoder.get_added_tokens_decoder()
+    for token_id, token in sorted(later.items()):
+        content = token.content
+        if token_id not in known:
+            encoder.add_tokens([token])
         if encoder.token_to_id(content) != token_id:
             raise settings.error(
-                name, f"token {token_id} {content!r} would not get its id by being added to tokenizer.json"
+                "added_tokens_decoder",
+                f"token {token_id} {content!r} would not get its id by being added to the tokenizer",
             )
 
 
-def _pieces(
-    encoder: Tokenizer, added: Mapping[int, AddedToken], tokenizer: Mapping[str, object], path: Path
-) -> tuple[bytes, ...]:
+def _spell(encoder: Tokenizer, tokenizer: Mapping[str, object], path: Path) -> dict[int, bytes]:
     model = tokenizer.get("model")
     kind = model.get("type", "BPE") if isinstance(model, dict) else None
     decoders = set(_decoder_types(tokenizer.get("decoder")))
@@ -125,8 +163,11 @@ def _pieces(
         raise CheckpointError(
             f"{path}: model {kind} with decoders {sorted(decoders)}; byte-level and SentencePiece BPE are supported"
         )
-    pieces: dict[int, bytes] = {i: spelling(text) for text, i in encoder.get_vocab(with_added_tokens=False).items()}
-    pieces.update((i, token.content.encode()) for i, token in added.items())
+    return {i: spelling(text) for text, i in encoder.get_vocab(with_added_tokens=False).items()}
+
+
+def _with_added(pieces: dict[int, bytes], added: Mapping[int, AddedToken]) -> tuple[bytes, ...]:
+    pieces = pieces | {i: token.content.encode() for i, token in added.items()}
     return tuple(pieces.get(i, b"") for i in range(max(pieces) + 1))
 
 
