@@ -1,13 +1,14 @@
 """A GGUF model's tensors under Hugging Face's names and in Hugging Face's row order.
 
 GGUF calls tensors by llama.cpp's names. For the architecture llama its converter also reorders the rows of the query
-and key projections: ggml rotates adjacent pairs (2i, 2i+1) there, Hugging Face the halves (i, i + h/2). Both are
-undone on reading. Source: gguf's constants.MODEL_TENSOR names and `LlamaModel.permute` in llama.cpp's
-convert_hf_to_gguf.py.
+and key projections: ggml rotates adjacent pairs (2i, 2i+1) there, Hugging Face the halves (i, i + h/2). For Gemma it
+adds 1 to the norms' weights, and for mixtures of experts it stacks those of a layer. All that is undone on reading.
+Source: gguf's constants.MODEL_TENSOR names, and the model classes of llama.cpp's converter.
 """
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -34,18 +35,30 @@ _MODULES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
 }
+_SANDWICH_NORMS = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+"""In models that also norm what attention and MLP give."""
 _IN_BLOCK = re.compile(r"blk\.(0|[1-9]\d*)\.(\w+)\.(weight|bias)")
+_EXPERTS = re.compile(r"blk\.(0|[1-9]\d*)\.ffn_(gate|up|down)_exps\.weight")
+_ONE_EXPERT = re.compile(r"blk\.(0|[1-9]\d*)\.ffn_(gate|up|down)\.(0|[1-9]\d*)\.weight")
 
 
-def hf_name(name: str) -> str | None:
-    """Return Hugging Face's name of a GGUF tensor, None where there is none."""
+def hf_name(name: str, *, sandwich_norms: bool = False) -> str | None:
+    """Return Hugging Face's name of a GGUF tensor, None where there is none (or more than one, of stacked experts)."""
     if name in _ENDS:
         return _ENDS[name]
+    if match := _ONE_EXPERT.fullmatch(name):  # of files from before the experts were stacked
+        return f"model.layers.{match[1]}.mlp.experts.{match[3]}.{match[2]}_proj.weight"
     match = _IN_BLOCK.fullmatch(name)
-    if match is None or match[2] not in _MODULES:
+    modules = _MODULES | _SANDWICH_NORMS if sandwich_norms else _MODULES
+    if match is None or match[2] not in modules:
         return None
-    return f"model.layers.{match[1]}.{_MODULES[match[2]]}.{match[3]}"
+    return f"model.layers.{match[1]}.{modules[match[2]]}.{match[3]}"
 
 
 def separate_halves(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -57,6 +70,14 @@ def separate_halves(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     return pairs.transpose(1, 2).reshape(rows.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a tensor is: a tensor of the file, or one expert's part of it."""
+
+    name: str
+    expert: int | None
+
+
 class GgufWeights(Mapping[str, torch.Tensor]):
     """The tensors of a GGUF file by Hugging Face's names, dequantised to float32 each time one is read."""
 
@@ -66,33 +87,45 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         Raises CheckpointError naming a tensor that has no name here.
         """
         self._file = file
-        self._names: dict[str, str] = {}
-        for name in file.tensors:
-            if (own := hf_name(name)) is not None:
-                self._names[own] = name
+        self._norm_offset = config.norm_offset
+        self._places: dict[str, _Place] = {}
+        for name, tensor in file.tensors.items():
+            if match := _EXPERTS.fullmatch(name):
+                for expert in range(tensor.shape[0] if len(tensor.shape) == 3 else 0):
+                    own = f"model.layers.{match[1]}.mlp.experts.{expert}.{match[2]}_proj.weight"
+                    self._places[own] = _Place(name, expert)
+            elif (own_name := hf_name(name, sandwich_norms=config.sandwich_norms)) is not None:
+                self._places[own_name] = _Place(name, None)
             elif name != ROPE_DIVISORS:
-                raise CheckpointError(f"{file.path}: tensor {name} is none of a llama, mistral, qwen2 or qwen3 model")
+                raise CheckpointError(f"{file.path}: tensor {name} is none of a {config.family} model")
         self._interleaved_heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads} if is_interleaved else {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        gguf_name = self._names[name]
-        tensor = self._file.read(gguf_name)
-        match = _IN_BLOCK.fullmatch(gguf_name)
+        place = self._places[name]
+        tensor = self._file.read(place.name, place.expert)
+        if self._norm_offset and name.endswith("norm.weight"):
+            return tensor - self._norm_offset
+        match = _IN_BLOCK.fullmatch(place.name)
         num_heads = self._interleaved_heads.get(match[2]) if match else None
         return tensor if num_heads is None else separate_halves(tensor, num_heads)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._places)
 
     @property
     def num_bytes(self) -> int:
         """Bytes that the tensors take in the file."""
-        return sum(self._file.tensors[name].num_bytes for name in self._names.values())
+        names = {place.name for place in self._places.values()}
+        return sum(self._file.tensors[name].num_bytes for name in names)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of each tensor, without reading it."""
-        return {name: self._file.tensors[gguf_name].shape for name, gguf_name in self._names.items()}
+        return {name: self._shape(place) for name, place in self._places.items()}
+
+    def _shape(self, place: _Place) -> tuple[int, ...]:
+        shape = self._file.tensors[place.name].shape
+        return shape if place.expert is None else shape[1:]

@@ -1,11 +1,13 @@
 """The tensors of a Hugging Face directory, read from its safetensors files one at a time, in the type they have there.
 
-Never unpickles: a directory that only has pytorch_model.bin is refused. Source: the safetensors format and
-transformers' index file.
+They go by their canonical names (module_names.py), experts one by one, however the files spell and stack them. Never
+unpickles: a directory that only has pytorch_model.bin is refused. Source: the safetensors format and transformers'
+index file.
 """
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from model.config import CheckpointError
 from model.fields import read_json_object
+from model.module_names import canonical_name, unstack
 
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -23,6 +26,7 @@ _NUM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 class _Slice(Protocol):
     def get_shape(self) -> list[int]: ...
     def get_dtype(self) -> str: ...
+    def __getitem__(self, index: tuple[int, slice]) -> torch.Tensor: ...
 
 
 class _File(Protocol):
@@ -33,19 +37,30 @@ class _File(Protocol):
     def get_tensor(self, name: str) -> torch.Tensor: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a tensor is: a stored tensor of a file, or a part of one."""
+
+    file: str
+    name: str
+    part: tuple[int, slice] | None
+
+
 class SafetensorsWeights(Mapping[str, torch.Tensor]):
     """The tensors by name. Reading one maps its bytes; nothing is copied."""
 
     def __init__(self, directory: Path) -> None:
         self._files: dict[str, _File] = {}
-        self._placed: dict[str, str] = {}
+        self._placed: dict[str, _Place] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.types: dict[str, str] = {}
         for file_name, names in _weight_files(directory).items():
             self._open(directory / file_name, names)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._files[self._placed[name]].get_tensor(name)
+        place = self._placed[name]
+        file = self._files[place.file]
+        return file.get_tensor(place.name) if place.part is None else file.get_slice(place.name)[place.part]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._placed)
@@ -84,11 +99,14 @@ class SafetensorsWeights(Mapping[str, torch.Tensor]):
             raise CheckpointError(
                 f"{path}: tensor {name} is stored as {type_name}; supported are {', '.join(_NUM_BYTES)}"
             )
-        if name in self._placed:
-            raise CheckpointError(f"{path}: tensor {name} is also in {self._placed[name]}")
-        self._placed[name] = path.name
-        self.shapes[name] = tuple(view.get_shape())
-        self.types[name] = type_name
+        shape = tuple(view.get_shape())
+        own = canonical_name(name)
+        for part_name, part in unstack(own, shape) or ((own, None),):
+            if part_name in self._placed:
+                raise CheckpointError(f"{path}: tensor {part_name} is also in {self._placed[part_name].file}")
+            self._placed[part_name] = _Place(path.name, name, part)
+            self.shapes[part_name] = shape if part is None else (part[1].stop - part[1].start, shape[2])
+            self.types[part_name] = type_name
 
 
 def _weight_files(directory: Path) -> Mapping[str, frozenset[str] | None]:

@@ -1,6 +1,7 @@
 """Which tensors a checkpoint must hold, in which shapes. Every one is placed, or the checkpoint is refused by its name.
 
-Names are Hugging Face's. Dimensions: D hidden, H query heads, K KV heads, h head size, F MLP, V vocabulary.
+Names are Hugging Face's, in the one spelling of module_names.py. Dimensions: D hidden, H query heads, K KV heads,
+h head size, F of the MLP or of one expert, V vocabulary.
 """
 
 import re
@@ -16,7 +17,7 @@ def tensor_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the name and shape of each tensor that a model of this configuration has. Matrices are (out, in)."""
     yield "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)  # (V, D)
     for layer in range(config.num_layers):
-        for name, shape in _layer_shapes(config):
+        for name, shape in _layer_shapes(config, layer):
             yield f"model.layers.{layer}.{name}", shape
     yield "model.norm.weight", (config.hidden_size,)  # (D,)
     if not config.tied_embeddings:
@@ -47,19 +48,19 @@ def check_tensors(found: Mapping[str, tuple[int, ...]], config: ModelConfig, sou
         )
 
 
-def _layer_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    D, F, h = config.hidden_size, config.intermediate_size, config.head_dim
+def _layer_shapes(config: ModelConfig, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    D, h = config.hidden_size, config.head_dim
     q, kv = config.num_heads * h, config.num_kv_heads * h
     yield "input_layernorm.weight", (D,)
     yield "post_attention_layernorm.weight", (D,)
+    if config.sandwich_norms:
+        yield "pre_feedforward_layernorm.weight", (D,)
+        yield "post_feedforward_layernorm.weight", (D,)
     linears = (
         ("self_attn.q_proj", (q, D), config.qkv_bias),
         ("self_attn.k_proj", (kv, D), config.qkv_bias),
         ("self_attn.v_proj", (kv, D), config.qkv_bias),
         ("self_attn.o_proj", (D, q), config.o_bias),
-        ("mlp.gate_proj", (F, D), config.mlp_bias),
-        ("mlp.up_proj", (F, D), config.mlp_bias),
-        ("mlp.down_proj", (D, F), config.mlp_bias),
     )
     for name, shape, has_bias in linears:
         yield f"{name}.weight", shape
@@ -68,3 +69,17 @@ def _layer_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     if config.qk_norm:
         yield "self_attn.q_norm.weight", (h,)
         yield "self_attn.k_norm.weight", (h,)
+    experts = config.experts_of(layer)
+    if experts is None:
+        yield from _mlp_shapes("mlp", D, config.intermediate_size, config.mlp_bias)
+    else:
+        yield "mlp.gate.weight", (experts.count, D)
+        for expert in range(experts.count):
+            yield from _mlp_shapes(f"mlp.experts.{expert}", D, experts.intermediate_size, False)
+
+
+def _mlp_shapes(path: str, D: int, F: int, has_bias: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for name, shape in (("gate_proj", (F, D)), ("up_proj", (F, D)), ("down_proj", (D, F))):
+        yield f"{path}.{name}.weight", shape
+        if has_bias:
+            yield f"{path}.{name}.bias", shape[:1]

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from model.config import CheckpointError, DivisorScaling, LinearScaling, ModelConfig, YarnScaling
+from model.config import CheckpointError, DivisorScaling, Experts, LinearScaling, ModelConfig, YarnScaling
 from model.config_gguf import config_from_gguf
 from model.config_hf import config_from_hf
 from model.fields import read_json_object
@@ -115,10 +115,15 @@ def test_rope_divisors_that_cannot_be_honoured_are_refused(
 @pytest.mark.parametrize(
     ("keys", "name"),
     [
-        ({"general.architecture": "gemma3"}, "general.architecture is 'gemma3'; supported are llama, qwen2, qwen3"),
+        ({"general.architecture": "gemma2"}, "general.architecture is 'gemma2'; supported are llama, qwen2, qwen3"),
         ({"general.architecture": None}, "general.architecture is missing"),
         ({"split.count": 2}, "split.count is 2; merge"),
-        ({"llama.expert_count": 8}, "llama.expert_count is 8"),
+        ({"llama.expert_count": 8}, "llama.expert_used_count is missing"),
+        ({"llama.expert_count": 8, "llama.expert_used_count": 9}, "9 experts for each token, but there are 8"),
+        ({"llama.expert_gating_func": 2}, "llama.expert_gating_func is 2"),
+        ({"llama.expert_shared_count": 1}, "llama.expert_shared_count is 1"),
+        ({"llama.attention.sliding_window_pattern": 6}, "llama.attention.sliding_window_pattern is 6"),
+        ({"llama.block_count": 10**9}, "llama.block_count is .* at most 10000"),
         ({"llama.attention.clamp_kqv": 8.0}, "llama.attention.clamp_kqv"),
         ({"llama.attention.causal": False}, "llama.attention.causal"),
         ({"llama.final_logit_softcapping": 30.0}, "llama.final_logit_softcapping"),
@@ -141,6 +146,74 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     with pytest.raises(CheckpointError, match=name) as refusal:
         read(embeddings_only, keys)
     assert str(refusal.value).startswith(str(embeddings_only.path))
+
+
+GEMMA: Mapping[str, GgufValue] = {
+    **{name.replace("llama", "gemma3"): value for name, value in SIZES.items()},
+    "general.architecture": "gemma3",
+    "gemma3.block_count": 7,
+    "gemma3.attention.sliding_window": 5,
+}
+
+
+def read_gemma(file: GgufFile, keys: Mapping[str, GgufValue]) -> ModelConfig:
+    tensors = {"token_embd.weight": file.tensors["token_embd.weight"]}
+    return config_from_gguf(replace(file, metadata={**GEMMA, **keys}, tensors=tensors))
+
+
+@pytest.mark.parametrize(
+    ("keys", "full_layers"),
+    [
+        ({}, {5}),
+        ({"gemma3.attention.sliding_window_pattern": 3}, {2, 5}),
+        ({"gemma3.attention.sliding_window_pattern": 0}, set()),
+        ({"gemma3.attention.sliding_window_pattern": [False, *[True] * 6]}, {0}),
+    ],
+)
+def test_gemma_has_full_attention_in_some_layers(
+    keys: Mapping[str, GgufValue], full_layers: set[int], embeddings_only: GgufFile
+) -> None:
+    config = read_gemma(embeddings_only, keys)
+    assert (config.sliding_window, config.local_rope_theta) == (5, 10000.0)
+    assert set(config.full_layers) == full_layers
+
+
+@pytest.mark.parametrize(
+    "keys", [{"gemma3.attention.sliding_window": 0}, {"gemma3.attention.sliding_window_pattern": 1}]
+)
+def test_gemma_without_windows_has_one_rotary_embedding(
+    keys: Mapping[str, GgufValue], embeddings_only: GgufFile
+) -> None:
+    config = read_gemma(embeddings_only, keys)
+    assert (config.sliding_window, config.local_rope_theta) == (None, None)
+    assert not config.full_layers
+
+
+def test_the_largest_gemma_scales_queries_by_its_width(embeddings_only: GgufFile) -> None:
+    sizes = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+    keys: dict[str, GgufValue] = {f"gemma3.{name}": 32 for name in sizes}
+    assert read_gemma(embeddings_only, keys).attention_scale == 32**-0.5
+    assert read_gemma(embeddings_only, {**keys, "gemma3.block_count": 62}).attention_scale == 16**-0.5
+
+
+@pytest.mark.parametrize("pattern", [[True], "6", -1])
+def test_a_pattern_that_does_not_fit_is_refused(pattern: GgufValue, embeddings_only: GgufFile) -> None:
+    keys: Mapping[str, GgufValue] = {"gemma3.attention.sliding_window_pattern": pattern}
+    with pytest.raises(CheckpointError, match=r"gemma3\.attention\.sliding_window_pattern is"):
+        read_gemma(embeddings_only, keys)
+
+
+def test_a_llama_with_experts_is_a_mixtral(embeddings_only: GgufFile) -> None:
+    config = read(embeddings_only, {"llama.expert_count": 8, "llama.expert_used_count": 2})
+    assert (config.family, config.experts) == ("mixtral", Experts(8, 2, 96, True))
+
+
+def test_the_size_of_an_expert_follows_where_the_file_leaves_it_out(embeddings_only: GgufFile) -> None:
+    keys = {name.replace("llama", "qwen3moe"): value for name, value in SIZES.items()}
+    keys |= {"general.architecture": "qwen3moe", "qwen3moe.expert_count": 8, "qwen3moe.expert_used_count": 4}
+    assert config_from_gguf(replace(embeddings_only, metadata=keys)).experts == Experts(8, 4, 24, True)
+    keys |= {"qwen3moe.expert_feed_forward_length": 40}
+    assert config_from_gguf(replace(embeddings_only, metadata=keys)).experts == Experts(8, 4, 40, True)
 
 
 def test_a_sliding_window_of_another_architecture_is_refused(embeddings_only: GgufFile) -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 from transformers import AutoConfig
 
-from model.config import CheckpointError, LinearScaling, ModelConfig, YarnScaling
+from model.config import FAMILIES, CheckpointError, Experts, LinearScaling, ModelConfig, YarnScaling
 from model.config_hf import config_from_hf
 
 SIZES: dict[str, object] = {
@@ -23,15 +23,22 @@ def read(family: str = "llama", **fields: object) -> ModelConfig:
     return config_from_hf({"model_type": family, **SIZES, **fields}, "config.json")
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_absent_fields_have_the_defaults_of_transformers(family: str) -> None:
     ours, theirs = read(family), AutoConfig.for_model(family, **SIZES)
     assert ours.rms_norm_eps == theirs.rms_norm_eps
-    assert ours.head_dim == getattr(theirs, "head_dim", 16)
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 16)
     assert ours.sliding_window == theirs.sliding_window if family != "llama" else ours.sliding_window is None
     assert ours.tied_embeddings == theirs.tie_word_embeddings
-    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    rope = theirs.rope_parameters
+    assert ours.rope_theta == rope.get("full_attention", rope)["rope_theta"]
+    assert ours.local_rope_theta == rope.get("sliding_attention", {}).get("rope_theta")
     assert ours.rope_scaling is None
+    if ours.experts is not None:
+        assert ours.experts.count == theirs.num_local_experts
+        assert ours.experts.per_token == theirs.num_experts_per_tok
+        assert ours.experts.are_normalised == getattr(theirs, "norm_topk_prob", True)
+        assert ours.experts.intermediate_size == getattr(theirs, "moe_intermediate_size", theirs.intermediate_size)
 
 
 @pytest.mark.parametrize(
@@ -53,8 +60,8 @@ def test_biases_are_where_the_family_has_them(
     assert (config.qkv_bias, config.o_bias, config.mlp_bias) == (qkv, o, mlp)
 
 
-def test_only_qwen3_norms_queries_and_keys() -> None:
-    assert [family for family in ("llama", "mistral", "qwen2", "qwen3") if read(family).qk_norm] == ["qwen3"]
+def test_some_families_norm_queries_and_keys() -> None:
+    assert [family for family in FAMILIES if read(family).qk_norm] == ["qwen3", "gemma3_text", "qwen3_moe"]
 
 
 def test_missing_and_null_numbers_of_key_value_heads_mean_one_for_each_head() -> None:
@@ -74,6 +81,12 @@ def test_missing_and_null_numbers_of_key_value_heads_mean_one_for_each_head() ->
         ("qwen3", {"sliding_window": 7, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 3}, 7),
         ("qwen3", {"layer_types": ["full_attention"] * 3}, None),
         ("mistral", {"sliding_window": 7, "layer_types": ["sliding_attention"] * 3}, 7),
+        ("mixtral", {}, None),
+        ("mixtral", {"sliding_window": 7}, 7),
+        ("qwen3_moe", {"sliding_window": 7}, None),
+        ("qwen3_moe", {"sliding_window": 7, "use_sliding_window": True}, 7),
+        ("gemma3_text", {"sliding_window": 7}, 7),
+        ("gemma3_text", {}, 4096),
     ],
 )
 def test_a_sliding_window_counts_where_the_family_uses_it(
@@ -83,9 +96,75 @@ def test_a_sliding_window_counts_where_the_family_uses_it(
 
 
 @pytest.mark.parametrize(
+    ("family", "fields", "windows"),
+    [
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}, [None, 7, 7]),
+        ("gemma3_text", {"sliding_window": 7, "sliding_window_pattern": 2}, [7, None, 7]),
+        ("gemma3_text", {"sliding_window": 7, "sliding_window_pattern": 1}, [None] * 3),
+        ("gemma3_text", {"sliding_window": 7}, [7] * 3),
+        (
+            "gemma3_text",
+            {"sliding_window": 7, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+            [None, 7, None],
+        ),
+    ],
+)
+def test_layers_differ_in_their_windows_where_the_file_says_so(
+    family: str, fields: dict[str, object], windows: list[int | None]
+) -> None:
+    config = read(family, **fields)
+    assert [config.window(layer) for layer in range(3)] == windows
+
+
+def test_gemma_is_read_with_what_its_published_files_leave_out() -> None:
+    config = config_from_hf({"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34}, "config.json")
+    theirs = AutoConfig.for_model("gemma3_text", hidden_size=2560, num_hidden_layers=34)
+    assert (config.vocab_size, config.head_dim, config.num_kv_heads) == (262_208, 256, 4)
+    assert config.full_layers == {i for i, kind in enumerate(theirs.layer_types) if kind == "full_attention"}
+    assert (config.attention_scale, config.embedding_scale, config.norm_offset) == (1 / 16, 2560**0.5, 1.0)
+    assert config.tied_embeddings
+    assert config.logit_softcap is None
+    assert read("gemma3_text", final_logit_softcapping=30.0, query_pre_attn_scalar=168).logit_softcap == 30.0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_theta": 5000.0, "rope_local_base_freq": 70.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
+            }
+        },
+    ],
+)
+def test_layers_with_a_window_rotate_by_themselves_in_gemma(fields: dict[str, object]) -> None:
+    config = read("gemma3_text", **fields)
+    assert (config.rope_theta, config.rope_scaling, config.local_rope_theta) == (5000.0, LinearScaling(8.0), 70.0)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "experts"),
+    [
+        ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 3}, Experts(4, 3, 96, True)),
+        ("mixtral", {"num_experts": 4}, Experts(4, 2, 96, True)),
+        (
+            "qwen3_moe",
+            {"num_experts": 16, "moe_intermediate_size": 24, "norm_topk_prob": True, "mlp_only_layers": [0]},
+            Experts(16, 8, 24, True, frozenset({0})),
+        ),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, Experts(128, 8, 768, False, frozenset({0, 2}))),
+        ("llama", {}, None),
+    ],
+)
+def test_experts_are_read(family: str, fields: dict[str, object], experts: Experts | None) -> None:
+    assert read(family, **fields).experts == experts
+
+
+@pytest.mark.parametrize(
     ("family", "fields", "name"),
     [
-        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}, "max_window_layers"),
         ("qwen3", {"use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ("qwen3", {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
         ("llama", {"layer_types": ["chunked_attention"] * 3}, "layer_types"),
@@ -110,6 +189,22 @@ def test_a_sliding_window_counts_where_the_family_uses_it(
         ("llama", {"num_attention_heads": 3}, "num_attention_heads"),
         ("llama", {"num_key_value_heads": 3}, "3 key/value heads"),
         ("llama", {"head_dim": 15}, "head size is 15"),
+        ("llama", {"num_hidden_layers": 10**12}, "num_hidden_layers is .* at most 10000"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ("gemma3_text", {"final_logit_softcapping": "x"}, "final_logit_softcapping"),
+        ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma3_text", {"rope_parameters": {"rope_type": "linear", "factor": 8.0}}, "rope_parameters"),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 8.0}}},
+            "rope_parameters: sliding_attention: rope_type is 'linear'",
+        ),
+        ("mixtral", {"num_local_experts": 4, "num_experts": 8}, "num_local_experts is 4"),
+        ("mixtral", {"num_local_experts": 1}, "2 experts for each token, but there are 1"),
+        ("mixtral", {"shared_expert_intermediate_size": 64}, "shared_expert_intermediate_size"),
+        ("qwen3_moe", {"mlp_only_layers": ["0"]}, "mlp_only_layers"),
+        ("qwen3_moe", {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(family: str, fields: dict[str, object], name: str) -> None:
@@ -117,7 +212,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(family: str, fields: dict[st
         read(family, **fields)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "mixtral", "smollm3"])
+@pytest.mark.parametrize("family", ["gpt2", "qwen2_moe", "smollm3"])
 def test_an_unknown_model_type_is_refused_with_the_supported_ones(family: str) -> None:
     with pytest.raises(CheckpointError, match=rf"model_type is '{family}'; supported are llama, mistral, qwen2, qwen3"):
         read(family)
