@@ -5,9 +5,11 @@ model's text begins with the space that the model was trained to see there.
 """
 
 import copy
+import hashlib
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cached_property
 
 from model.chat_template import ChatTemplate
 from model.config import CheckpointError
@@ -88,6 +90,12 @@ class Tokenizer:
             raise ValueError(f"token {token_id} is outside the vocabulary of {self.vocab_size}")
         pieces = self.vocabulary.pieces
         return pieces[token_id] if token_id < len(pieces) else b""
+
+    @cached_property
+    def digest(self) -> str:
+        """The hash of what tokens stand for. Tokenizers with one digest give the same text for the same tokens."""
+        content = repr((self.vocabulary.pieces, sorted(self._control_ids)))
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def is_control(self, token_id: int) -> bool:
         """Whether the token has a role instead of a text, or ends generation: generated content does not show it."""

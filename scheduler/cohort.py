@@ -24,6 +24,7 @@ class AdapterId(NamedTuple):
 
 CohortKey: TypeAlias = tuple[tuple[AdapterId, float], ...]
 CacheSeed: TypeAlias = tuple[tuple[str, float], ...]
+ListSeed: TypeAlias = tuple[tuple[int, CacheSeed], ...]
 
 
 class Activation(NamedTuple):
@@ -75,6 +76,17 @@ def cache_seed(key: CohortKey) -> CacheSeed:
     The order of the adapters stays, for floating-point sums follow it.
     """
     return tuple((adapter.digest, scale) for adapter, scale in key)
+
+
+def list_seed(key: CohortKey, activations: Activations) -> ListSeed:
+    """What a cache of whole sequences must be keyed by: from each position on at which the key changes, its
+    `cache_seed`."""
+    seeds = []
+    position: int | None = 0
+    while position is not None:
+        seeds.append((position, cache_seed(key_at(key, activations, position))))
+        position = next_switch(activations, position)
+    return tuple(seeds)
 
 
 def as_float32(scale: float) -> float:

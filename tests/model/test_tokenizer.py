@@ -246,6 +246,24 @@ def test_generation_ends_at_known_texts_and_at_what_the_checkpoint_names(byte_le
     assert (tokenizer.bos_text, tokenizer.eos_text) == ("<s>", "<|im_end|>")
 
 
+def test_the_digest_tells_what_tokens_stand_for(byte_level: Path, sentencepiece: Path) -> None:
+    tokenizer = load(byte_level)
+
+    assert tokenizer.digest == load(byte_level).digest == tokenizer.enlarged(VOCAB_SIZE + 1).digest
+    assert tokenizer.digest != load(sentencepiece).digest
+    ended_by_another = Tokenizer(vocabulary_from_directory(byte_level), VOCAB_SIZE, eog_ids=[5])
+    assert tokenizer.digest != ended_by_another.digest
+
+
+def test_a_larger_vocabulary_has_empty_pieces_at_its_end(byte_level: Path) -> None:
+    tokenizer = load(byte_level)
+    larger = tokenizer.enlarged(VOCAB_SIZE + 2)
+
+    assert larger.decode([VOCAB_SIZE + 1]) == ""
+    assert larger.encode("a<tool_call>") == tokenizer.encode("a<tool_call>")
+    assert tokenizer.vocab_size == VOCAB_SIZE
+
+
 def test_an_ordinary_token_that_reads_like_an_end_is_text(tmp_path: Path) -> None:
     encoder = Encoder(models.BPE(vocab={"<": 0, "/s>": 1, "</s>": 2}, merges=[("<", "/s>")]))
     encoder.decoder = decoders.ByteLevel()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.cohort import BASE, AdapterId, cache_seed, can_share_batch, cohort_key
+from scheduler.cohort import BASE, Activation, AdapterId, cache_seed, can_share_batch, cohort_key, list_seed
 from tests.scheduler.builders import LIST_A, LIST_B, LIST_C, PIRATE, PIRATE_AGAIN, SHOUT
 
 scale_lists = st.lists(
@@ -85,3 +85,17 @@ def test_cache_seed_keeps_the_order_of_the_adapters() -> None:
 
 def test_base_has_the_empty_seed() -> None:
     assert cache_seed(BASE) == ()
+
+
+def test_list_seed_of_a_list_that_acts_throughout_is_its_cache_seed() -> None:
+    assert list_seed(LIST_A, ()) == ((0, cache_seed(LIST_A)),) == list_seed(LIST_C, (Activation(0, LIST_C[0][0]),))
+    assert list_seed(BASE, ()) == ((0, ()),)
+
+
+def test_list_seed_tells_where_the_list_changes() -> None:
+    late = [Activation(5, PIRATE)]
+    key = cohort_key([(PIRATE, 1.0), (SHOUT, 0.5)])
+    only_shout = cohort_key([(SHOUT, 0.5)])
+    assert list_seed(key, tuple(late)) == ((0, cache_seed(only_shout)), (5, cache_seed(key)))
+    both = (*late, Activation(2, SHOUT))
+    assert list_seed(key, both) == ((0, ()), (2, cache_seed(only_shout)), (5, cache_seed(key)))
