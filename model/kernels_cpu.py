@@ -6,6 +6,8 @@ thread in one order of operations, so it has the same bits whatever its neighbou
 T tokens in the step, D hidden, F MLP, H query heads, K KV heads, h head size, N blocks, P tokens per block.
 """
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -35,6 +37,9 @@ _ALONE = 32768
 """Below so many elements one thread is done before a second one would have begun."""
 _ROWS_AT_ONCE = 4
 """Rows that a thread takes from the counter which the threads of a kernel share."""
+_GELU_LINEAR = np.float32(2 * math.sqrt(2 / math.pi))
+_GELU_CUBIC = np.float32(2 * math.sqrt(2 / math.pi) * 0.044715)
+"""1 + tanh(u) = 2 / (1 + exp(-2u)), and gelu's u is √(2/π) · (x + 0.044715 x³)."""
 
 _NO_WEIGHT = np.empty(0, np.float32)
 
@@ -45,19 +50,23 @@ class CpuOps:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
 
-    def add_rms_norm(self, residual: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    def add_rms_norm(
+        self, residual: Tensor, y: Tensor | None, weight: Tensor, eps: float, y_norm: Tensor | None = None
+    ) -> Tensor:
         assert residual.dtype == weight.dtype == torch.float32
         out = torch.empty(residual.shape, dtype=self.dtype)
         addend = as_array(out if y is None else y)  # (T, D)
         _add_rms_norm(
-            as_array(residual), addend, y is not None, as_array(weight), eps, as_array(out), _threads_for(out)
-        )
+            as_array(residual), addend, y is not None, _NO_WEIGHT if y_norm is None else as_array(y_norm),
+            as_array(weight), eps, as_array(out), _threads_for(out),
+        )  # fmt: skip
         return out
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        out = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2, dtype=gate_up.dtype)
-        _silu_mul(as_array(gate_up), as_array(out), _threads_for(gate_up))
-        return out
+        return _multiply_by_gate(gate_up, is_gelu=False)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        return _multiply_by_gate(gate_up, is_gelu=True)
 
     def rope_store(
         self,
@@ -85,27 +94,35 @@ class CpuOps:
         return CpuLowRank(a, b, gain, offset)
 
 
+def _multiply_by_gate(gate_up: Tensor, is_gelu: bool) -> Tensor:
+    out = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2, dtype=gate_up.dtype)
+    _gate_mul(as_array(gate_up), is_gelu, as_array(out), _threads_for(gate_up))
+    return out
+
+
 def _threads_for(tensor: Tensor) -> int:
     return 1 if tensor.numel() < _ALONE else torch.get_num_threads()
 
 
 @kernel
 def _add_rms_norm(
-    residual: Array, y: Array, has_y: bool, weight: Array, eps: float, out: Array, num_threads: int
+    residual: Array, y: Array, has_y: bool, y_norm: Array, weight: Array, eps: float, out: Array, num_threads: int
 ) -> None:
-    arguments = residual, y, has_y, weight, np.float32(eps), out, np.zeros(1, np.int64)
+    arguments = residual, y, has_y, y_norm, weight, np.float32(eps), out, np.zeros(1, np.int64)
     run_in_team(_add_rms_norm_rows, arguments, np.int32(num_threads))
 
 
 @compiled
 def _add_rms_norm_rows(
-    residual: Array, y: Array, has_y: bool, weight: Array, eps: np.float32, out: Array, next_row: Counter
+    residual: Array, y: Array, has_y: bool, y_norm: Array, weight: Array, eps: np.float32, out: Array, next_row: Counter
 ) -> None:
     T, D = residual.shape
     first = fetch_add(next_row, _ROWS_AT_ONCE)
     while first < T:
         for t in range(first, min(first + _ROWS_AT_ONCE, T)):
-            if has_y:
+            if has_y and y_norm.size:
+                _add_normed_row(residual, y, y_norm, t * D, D, eps)
+            elif has_y:
                 _add_row(residual, y, t * D, D)
             scale = splat(_rms_scale(residual, t * D, D, eps))
             for d in range(0, D, WIDTH):
@@ -122,6 +139,14 @@ def _add_row(residual: Array, y: Array, start: int, D: int) -> None:
 
 
 @inlined
+def _add_normed_row(residual: Array, y: Array, y_norm: Array, start: int, D: int, eps: np.float32) -> None:
+    scale = splat(_rms_scale(y, start, D, eps))
+    for d in range(0, D, WIDTH):
+        normed = multiply(multiply(load_upto(y, start + d, D - d), scale), load_upto(y_norm, d, D - d))
+        store_upto(residual, start + d, add(load_upto(residual, start + d, D - d), normed), D - d)
+
+
+@inlined
 def _rms_scale(x: Array, start: int, count: int, eps: np.float32) -> np.float32:
     """1 / sqrt(mean of squares + eps) of `count` elements."""
     squares = splat(np.float32(0))
@@ -133,12 +158,12 @@ def _rms_scale(x: Array, start: int, count: int, eps: np.float32) -> np.float32:
 
 
 @kernel
-def _silu_mul(gate_up: Array, out: Array, num_threads: int) -> None:
-    run_in_team(_silu_mul_rows, (gate_up, out, np.zeros(1, np.int64)), np.int32(num_threads))
+def _gate_mul(gate_up: Array, is_gelu: bool, out: Array, num_threads: int) -> None:
+    run_in_team(_gate_mul_rows, (gate_up, is_gelu, out, np.zeros(1, np.int64)), np.int32(num_threads))
 
 
 @compiled
-def _silu_mul_rows(gate_up: Array, out: Array, next_row: Counter) -> None:
+def _gate_mul_rows(gate_up: Array, is_gelu: bool, out: Array, next_row: Counter) -> None:
     T, F = out.shape
     first = fetch_add(next_row, _ROWS_AT_ONCE)
     while first < T:
@@ -146,9 +171,13 @@ def _silu_mul_rows(gate_up: Array, out: Array, next_row: Counter) -> None:
             for f in range(0, F, WIDTH):
                 gate = load_upto(gate_up, 2 * t * F + f, F - f)
                 up = load_upto(gate_up, (2 * t + 1) * F + f, F - f)
-                negated = subtract(splat(np.float32(0)), gate)
-                silu = divide(gate, add(splat(np.float32(1)), exp(negated)))
-                store_upto(out, t * F + f, multiply(silu, up), F - f)
+                # Both are gate / (1 + exp(-slope · gate)).
+                slope = splat(np.float32(1))
+                if is_gelu:
+                    slope = fma(multiply(gate, gate), splat(_GELU_CUBIC), splat(_GELU_LINEAR))
+                negated = subtract(splat(np.float32(0)), multiply(slope, gate))
+                activated = divide(gate, add(splat(np.float32(1)), exp(negated)))
+                store_upto(out, t * F + f, multiply(activated, up), F - f)
         first = fetch_add(next_row, _ROWS_AT_ONCE)
 
 

@@ -2,7 +2,8 @@
 
 `Ops` is the contract and `TorchOps` its reference in plain torch, for any device; `model/kernels_cpu.py` fuses the same
 for CPUs. The residual stream is float32; all else is in the compute dtype, computed in float32 and rounded once.
-Sources: RMSNorm arXiv 1910.07467, SwiGLU arXiv 2002.05202, rotary embedding arXiv 2104.09864 in the rotate-half layout.
+Sources: RMSNorm arXiv 1910.07467, SwiGLU and GEGLU arXiv 2002.05202, GELU arXiv 1606.08415 in its tanh form, rotary
+embedding arXiv 2104.09864 in the rotate-half layout.
 
 T tokens in the step, D hidden, F MLP, H query heads, K KV heads, h head size, N blocks, P tokens per block.
 """
@@ -33,16 +34,23 @@ class Ops(Protocol):
     dtype: torch.dtype
     """The compute dtype."""
 
-    def add_rms_norm(self, residual: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    def add_rms_norm(
+        self, residual: Tensor, y: Tensor | None, weight: Tensor, eps: float, y_norm: Tensor | None = None
+    ) -> Tensor:
         """Add `y` to the residual stream in place and return the RMS norm of the sum, scaled by `weight`.
 
         residual (T, D) float32, contiguous, modified; y (T, D) compute dtype, None where there is nothing to add;
-        weight (D,) float32. Returns (T, D) in the compute dtype.
+        weight (D,) float32; with y_norm (D,) float32 it is y's own RMS norm, scaled by that, which is added. Returns
+        (T, D) in the compute dtype.
         """
         ...
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Return silu(gate) · up, for gate_up (T, 2F) with the gate in the first F columns, as (T, F) of its dtype."""
+        ...
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """Return gelu(gate) · up in the same way, gelu in its tanh form."""
         ...
 
     def rope_store(
@@ -77,14 +85,20 @@ class TorchOps:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
 
-    def add_rms_norm(self, residual: Tensor, y: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    def add_rms_norm(
+        self, residual: Tensor, y: Tensor | None, weight: Tensor, eps: float, y_norm: Tensor | None = None
+    ) -> Tensor:
         if y is not None:
-            residual += y
+            residual += y if y_norm is None else rms_norm(y.float(), y_norm, eps)
         return rms_norm(residual, weight, eps).to(self.dtype)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.float().chunk(2, dim=-1)  # (T, F) each
         return (F.silu(gate) * up).to(gate_up.dtype)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.float().chunk(2, dim=-1)  # (T, F) each
+        return (F.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
 
     def rope_store(
         self,

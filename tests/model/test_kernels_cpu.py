@@ -49,6 +49,22 @@ def test_add_rms_norm_adds_in_place_and_norms(dtype: torch.dtype, T: int, D: int
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("T", "D"), [(1, 640), (5, 40), (3, 7), (200, 576)])
+def test_add_rms_norm_norms_the_addend_too_where_asked(dtype: torch.dtype, T: int, D: int) -> None:
+    g = _generator()
+    y, weight, y_norm = (
+        torch.randn(T, D, generator=g).to(dtype),
+        torch.randn(D, generator=g),
+        torch.randn(D, generator=g),
+    )
+    residual = torch.randn(T, D, generator=g) * 3
+    expected_residual = residual.clone()
+    expected = TorchOps(dtype).add_rms_norm(expected_residual, y, weight, EPS, y_norm)
+    _close(CpuOps(dtype).add_rms_norm(residual, y, weight, EPS, y_norm), expected)
+    _close(residual, expected_residual)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_add_rms_norm_without_addend_leaves_the_residual(dtype: torch.dtype) -> None:
     residual, weight = torch.randn(3, 64, generator=_generator()), torch.ones(64)
     before = residual.clone()
@@ -66,6 +82,9 @@ def test_a_row_of_add_rms_norm_has_the_same_bits_in_any_batch(dtype: torch.dtype
     _same_alone_and_in_any_batch(
         lambda rows: CpuOps(dtype).add_rms_norm(residual[rows], y[rows], weight, EPS), len(residual)
     )
+    _same_alone_and_in_any_batch(
+        lambda rows: CpuOps(dtype).add_rms_norm(residual[rows], y[rows], weight, EPS, weight), len(residual)
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -75,20 +94,38 @@ def test_silu_mul_gates(dtype: torch.dtype, T: int, F: int) -> None:
     _close(CpuOps(dtype).silu_mul(gate_up), TorchOps(dtype).silu_mul(gate_up))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("T", "F"), [(1, 1536), (4, 24), (2, 5), (60, 1536)])
+def test_gelu_mul_gates(dtype: torch.dtype, T: int, F: int) -> None:
+    gate_up = (torch.randn(T, 2 * F, generator=_generator()) * 8).to(dtype)
+    gate, up = gate_up.double().chunk(2, dim=1)  # in float32, 1 + tanh cancels for very negative gates
+    exact = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    _close(CpuOps(dtype).gelu_mul(gate_up), exact.to(dtype))
+
+
 def test_silu_mul_is_right_where_the_exponential_leaves_its_range() -> None:
     gate = torch.tensor([-1e4, -200.0, -100.0, -89.0, -88.5, -0.0, 88.5, 1e4, float("inf")])
     got = CpuOps(torch.float32).silu_mul(torch.cat([gate, torch.ones(9)]).view(1, 18))
     torch.testing.assert_close(got[0], torch.nn.functional.silu(gate), rtol=1e-6, atol=1e-30)
 
 
-def test_silu_mul_passes_nan_on() -> None:
+def test_gelu_mul_is_right_where_the_exponential_leaves_its_range() -> None:
+    gate = torch.tensor([-1e30, -1e4, -20.0, -8.0, -5.0, -0.0, 5.0, 1e4, 1e30, float("inf")])
+    got = CpuOps(torch.float32).gelu_mul(torch.cat([gate, torch.ones(10)]).view(1, 20))
+    exact = torch.nn.functional.gelu(gate.double(), approximate="tanh").float()
+    torch.testing.assert_close(got[0], exact, rtol=1e-6, atol=1e-7)
+
+
+def test_gates_pass_nan_on() -> None:
     assert CpuOps(torch.float32).silu_mul(torch.tensor([[float("nan"), 1.0]])).isnan().all()
+    assert CpuOps(torch.float32).gelu_mul(torch.tensor([[float("nan"), 1.0]])).isnan().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_of_silu_mul_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
+def test_a_row_of_gate_and_up_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
     gate_up = torch.randn(50, 3072, generator=_generator()).to(dtype)
     _same_alone_and_in_any_batch(lambda rows: CpuOps(dtype).silu_mul(gate_up[rows]), len(gate_up))
+    _same_alone_and_in_any_batch(lambda rows: CpuOps(dtype).gelu_mul(gate_up[rows]), len(gate_up))
 
 
 class _Heads:
@@ -151,7 +188,7 @@ def test_other_dtypes_are_refused_by_name() -> None:
 
 def test_a_second_process_would_load_the_compiled_kernel_from_disk() -> None:
     CpuOps(torch.float32).silu_mul(torch.zeros(1, 32))  # now at the latest it is compiled
-    restarted = njit(nogil=True, cache=True, error_model="numpy")(kernels_cpu._silu_mul.py_func)  # type: ignore[attr-defined]
-    restarted(as_array(torch.zeros(1, 32)), as_array(torch.zeros(1, 16)), 1)
+    restarted = njit(nogil=True, cache=True, error_model="numpy")(kernels_cpu._gate_mul.py_func)  # type: ignore[attr-defined]
+    restarted(as_array(torch.zeros(1, 32)), False, as_array(torch.zeros(1, 16)), 1)
     assert sum(restarted.stats.cache_hits.values()) == 1
     assert not restarted.stats.cache_misses

@@ -55,6 +55,23 @@ def test_silu_mul_gates_with_the_first_half(dtype: torch.dtype) -> None:
     torch.testing.assert_close(got.double(), want, atol=1e-6, rtol=ulps(dtype))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_mul_gates_in_the_tanh_form(dtype: torch.dtype) -> None:
+    gate, up = rand(4, 24, dtype=dtype), rand(4, 24, dtype=dtype, seed=1)
+    got = TorchOps(dtype).gelu_mul(torch.cat((gate, up), dim=1))
+    x = gate.double()
+    want = 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))) * up.double()
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.double(), want, atol=1e-6, rtol=ulps(dtype))
+
+
+def test_the_addend_is_normed_by_itself_where_it_has_a_norm() -> None:
+    residual, y, weight, y_norm = rand(3, 48), rand(3, 48, seed=1), rand(48, seed=2), rand(48, seed=3)
+    normed = TorchOps(torch.float32).add_rms_norm(y.clone(), None, y_norm, 1e-5)
+    wanted = TorchOps(torch.float32).add_rms_norm(residual + normed, None, weight, 1e-5)
+    assert torch.equal(TorchOps(torch.float32).add_rms_norm(residual, y, weight, 1e-5, y_norm), wanted)
+
+
 @pytest.mark.parametrize("with_norms", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rope_store_rotates_as_transformers_does_and_writes_at_the_slots(dtype: torch.dtype, with_norms: bool) -> None:
