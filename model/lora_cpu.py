@@ -18,8 +18,10 @@ from model.matrices_cpu import COLUMNS, ROWS, aligned, multiply_matrices, round_
 from model.simd import WIDTH, Array, fma, load, load_upto, splat, store, store_upto
 from model.team import Counter, fetch_add, run_in_team
 
-_TILE = 16
-"""Rows computed at once: what they need fits the second-level cache."""
+_TILE, _BLOCK = 16, 4096
+"""Rows and columns of y computed at once: they fit the second-level cache."""
+_SHARE = 1024
+"""Columns that are worth a thread of their own where rows are few."""
 
 _NONE = np.empty(0, np.float32)
 """No gain, or no offset."""
@@ -57,58 +59,76 @@ def _padded(matrix: Tensor, num_rows: int, num_columns: int) -> NDArray[np.float
 def _add_low_rank(
     x: Array, a: Array, b: Array, gain: Array, offset: Array, y: Array, rank: int, num_threads: int
 ) -> None:
-    num_tiles = (x.shape[0] + _TILE - 1) // _TILE
-    next_tile = np.zeros(1, np.int64)
-    run_in_team(_add_tiles, (x, a, b, gain, offset, y, rank, next_tile), np.int32(min(num_threads, num_tiles)))
+    num_tiles = max(1, (x.shape[0] + _TILE - 1) // _TILE)
+    num_shares = min((num_threads + num_tiles - 1) // num_tiles, (y.shape[1] + _SHARE - 1) // _SHARE)
+    arguments = x, a, b.reshape(-1), gain, offset, y, rank, num_shares, np.zeros(1, np.int64)
+    run_in_team(_add_shares, arguments, np.int32(min(num_threads, num_tiles * num_shares)))
 
 
 @compiled
-def _add_tiles(
-    x: Array, a: Array, b: Array, gain: Array, offset: Array, y: Array, rank: int, next_tile: Counter
+def _add_shares(
+    x: Array, a: Array, b: Array, gain: Array, offset: Array, y: Array, rank: int, num_shares: int, next_share: Counter
 ) -> None:
-    T = x.shape[0]
+    """Each share of the work is a tile of rows, and all columns or a part of them."""
+    T, in_features = x.shape
+    out_features, padded_rank = y.shape[1], a.shape[1]
+    width = round_up((out_features + num_shares - 1) // num_shares, COLUMNS)
     M = round_up(min(T, _TILE), ROWS)
-    inputs, between, outputs = aligned(M * x.shape[1]), aligned(M * a.shape[1]), aligned(M * b.shape[1])
-    tile = fetch_add(next_tile, 1)
-    while tile * _TILE < T:
-        first, count = tile * _TILE, min(_TILE, T - tile * _TILE)
-        _add_tile(x, a, b, gain, offset, y, rank, first, count, inputs, between, outputs)
-        tile = fetch_add(next_tile, 1)
+    inputs, between = aligned(M * in_features), aligned(M * padded_rank)
+    outputs = aligned(M * min(width, _BLOCK))
+    share = fetch_add(next_share, 1)
+    while share // num_shares * _TILE < T:
+        first = share // num_shares * _TILE
+        count = min(_TILE, T - first)
+        if rank:
+            _widen(x, first * in_features, in_features, count, in_features, inputs, in_features)
+            multiply_matrices(
+                inputs, in_features, a, padded_rank, between, padded_rank, count, rank, 0, in_features, False
+            )
+        begin = share % num_shares * width
+        end = min(begin + width, out_features)
+        for column in range(begin, end, _BLOCK):
+            _add_block(between, padded_rank, b, gain, offset, y, rank, first, count, column, end, outputs)
+        share = fetch_add(next_share, 1)
 
 
 @inlined
-def _add_tile(
-    x: Array, a: Array, b: Array, gain: Array, offset: Array, y: Array, rank: int, first: int, count: int,
-    inputs: Array, between: Array, outputs: Array,
+def _add_block(
+    between: Array, padded_rank: int, b: Array, gain: Array, offset: Array, y: Array, rank: int,
+    first: int, count: int, column: int, end: int, outputs: Array,
 ) -> None:  # fmt: skip
-    in_features, padded_rank, out_features, padded_out = x.shape[1], a.shape[1], y.shape[1], b.shape[1]
-    _widen_rows(y, first, count, out_features, outputs, padded_out)
+    """Finish rows first … first + count - 1 of y, in columns from `column` on: up to `end`, and as many as a block."""
+    out_features, width = y.shape[1], min(_BLOCK, end - column)
+    stride, start = round_up(width, COLUMNS), first * out_features + column
+    _widen(y, start, out_features, count, width, outputs, stride)
     if gain.size or offset.size:
-        _scale_and_shift(outputs, count, out_features, padded_out, gain, offset)
+        _scale_and_shift(outputs, stride, count, width, gain, offset, column)
     if rank:
-        _widen_rows(x, first, count, in_features, inputs, in_features)
-        multiply_matrices(inputs, in_features, a, padded_rank, between, padded_rank, count, rank, 0, in_features, False)
-        multiply_matrices(between, padded_rank, b, padded_out, outputs, padded_out, count, out_features, 0, rank, True)
-    for row in range(count):
-        for i in range(0, out_features, WIDTH):
-            value = load_upto(outputs, row * padded_out + i, out_features - i)
-            store_upto(y, (first + row) * out_features + i, value, out_features - i)
-
-
-@inlined
-def _scale_and_shift(rows: Array, count: int, width: int, stride: int, gain: Array, offset: Array) -> None:
-    """rows ← gain ⊙ rows + offset, each only where it is given."""
-    for i in range(0, width, WIDTH):
-        factor = load_upto(gain, i, width - i) if gain.size else splat(np.float32(1))
-        term = load_upto(offset, i, width - i) if offset.size else splat(np.float32(0))
-        for row in range(count):
-            at = row * stride + i
-            store(rows, at, fma(load(rows, at), factor, term))
-
-
-@inlined
-def _widen_rows(source: Array, first: int, count: int, width: int, target: Array, stride: int) -> None:
+        multiply_matrices(
+            between, padded_rank, b[column:], round_up(out_features, COLUMNS), outputs, stride,
+            count, width, 0, rank, True,
+        )  # fmt: skip
     for row in range(count):
         for i in range(0, width, WIDTH):
-            value = load_upto(source, (first + row) * width + i, width - i)
+            value = load_upto(outputs, row * stride + i, width - i)
+            store_upto(y, start + row * out_features + i, value, width - i)
+
+
+@inlined
+def _scale_and_shift(
+    rows: Array, stride: int, count: int, width: int, gain: Array, offset: Array, column: int
+) -> None:  # fmt: skip
+    """rows ← gain ⊙ rows + offset, each only where it is given; the first column of rows is `column` of theirs."""
+    for i in range(0, width, WIDTH):
+        factor = load_upto(gain, column + i, width - i) if gain.size else splat(np.float32(1))
+        term = load_upto(offset, column + i, width - i) if offset.size else splat(np.float32(0))
+        for row in range(count):
+            store(rows, row * stride + i, fma(load(rows, row * stride + i), factor, term))
+
+
+@inlined
+def _widen(source: Array, start: int, source_stride: int, count: int, width: int, target: Array, stride: int) -> None:
+    for row in range(count):
+        for i in range(0, width, WIDTH):
+            value = load_upto(source, start + row * source_stride + i, width - i)
             store_upto(target, row * stride + i, value, width - i)

@@ -2,7 +2,7 @@
 
 Runs on one thread at a time. Knows no requests beyond the rows of the batch, and no time.
 
-S rows, T tokens in the step, V vocabulary.
+S rows, T tokens in the step, V vocabulary of the batch's adapter list.
 """
 
 from itertools import chain
@@ -44,6 +44,10 @@ class ModelRunner:
                 for i in range(num_rows)
             )
             self.execute(Batch(step_id=0, key=(), rows=rows))
+        backend = self._decoder.backend
+        for ops in (backend.ops, backend.head_ops):
+            row = torch.zeros(1, 1, dtype=ops.dtype, device=backend.device)
+            ops.low_rank(torch.zeros(1, 1), torch.zeros(1, 1)).add_to(row, row.clone())
 
 
 def step_tensors(rows: tuple[Row, ...], device: torch.device) -> tuple[Tensor, AttentionStep, Tensor]:

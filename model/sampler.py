@@ -8,7 +8,7 @@ never depends on its neighbours, and a preempted request that is computed again 
 Sources: top-p, Holtzman et al., arXiv 1904.09751; min-p, Nguyen et al., arXiv 2407.01082; repeat penalty, Keskar et
 al., arXiv 1909.05858; SplitMix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 
-Dimensions: S rows, V vocabulary, C candidates.
+Dimensions: S rows, V vocabulary of their adapter list (the base model's or larger), C candidates.
 """
 
 import math
@@ -115,6 +115,8 @@ def _penalised(logits: Floats, row: Row) -> Floats:
     if not params.uses_penalties or not row.history:
         return logits
     ids, counts = np.unique(np.array(row.history), return_counts=True)
+    known = ids < logits.size  # a prompt may hold tokens that only an adapter knows which is not in the list yet
+    ids, counts = ids[known], counts[known]
     seen = logits[ids].astype(np.float64)
     seen = np.where(seen > 0, seen / params.repeat_penalty, seen * params.repeat_penalty)
     penalised = logits.copy()

@@ -199,6 +199,23 @@ def test_a_forbidden_token_is_never_drawn() -> None:
     assert chosen == {0, 2}
 
 
+def test_a_token_without_logit_is_never_drawn_whatever_is_added_to_it() -> None:
+    # What an adapter list adds to the vocabulary without a row in the head.
+    params = replace(PLAIN, temperature=100.0, min_keep=3, presence_penalty=-2.0, logit_bias=((1, 99.0),))
+
+    chosen = {choose([0.0, -math.inf, 0.5], row(replace(params, seed=seed), history=(1,))) for seed in range(200)}
+
+    assert {one.token_id for one in chosen} == {0, 2}
+
+
+def test_tokens_beyond_the_vocabulary_are_not_penalised() -> None:
+    # A prompt may hold a token that only a later list of the request knows.
+    params = replace(GREEDY, repeat_penalty=2.0, presence_penalty=1.0)
+
+    assert choose([3.0, 2.5], row(params, history=(0, 7, 7, 2))).token_id == 1
+    assert choose([3.0, 2.5], row(params, history=(7, 2))).token_id == 0
+
+
 def test_the_repeat_penalty_pushes_a_seen_token_down_whatever_its_sign() -> None:
     params = replace(GREEDY, repeat_penalty=2.0)
 
