@@ -1,4 +1,5 @@
-# Verbs: serve, test, check, bench, bench-scheduler, sim, test-long, demo-adapters, clean. Each prepares what it needs in .venv first.
+# Verbs: serve, test, check, bench, bench-scheduler, sim, test-long, test-converter, fuzz, demo-adapters,
+# clean. Each prepares what it needs in .venv first.
 
 PYTHON ?= python3
 PORT ?= 8080
@@ -8,7 +9,7 @@ BIN := .venv/bin
 DEMO_MODEL = $$($(BIN)/python docs/demo/model_path.py)
 DEMO_LORAS := --lora docs/demo/pirate --lora docs/demo/emoji --lora-init-without-apply
 
-.PHONY: serve test check lint bench bench-scheduler sim test-long demo-adapters clean
+.PHONY: serve test check lint bench bench-scheduler sim test-long test-converter fuzz demo-adapters clean
 .DEFAULT_GOAL := test
 
 serve: .venv/.ready ## the demo model with its two adapters on 127.0.0.1:$(PORT)
@@ -35,6 +36,13 @@ bench-scheduler: .venv/.ready-dev ## what `plan` and `commit` cost; the last lin
 
 test-long: .venv/.ready-dev ## what is too slow for `make test`
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -m slow $(ARGS)
+
+test-converter: .venv/.ready-dev ## GGUF adapters as llama.cpp's own converter makes them, against PEFT's
+	COHORT_LORA_CONVERTER="$$($(BIN)/python -m tests.model.fetch_converter .venv/converter)" \
+	  $(BIN)/python -m pytest -m converter $(ARGS)
+
+fuzz: .venv/.ready-dev ## damaged and hostile adapter files, e.g. make fuzz ARGS="--minutes 30"; the last line is JSON
+	$(BIN)/python -m tests.model.fuzz $(ARGS)
 
 demo-adapters: .venv/.ready-dev ## train the two demo adapters again
 	$(BIN)/python docs/demo/train.py --model "$(DEMO_MODEL)" --out docs/demo
