@@ -205,6 +205,26 @@ class Settings(BaseSettings):
     lora_cache_bytes: Annotated[
         NonNegative, flag("--lora-cache-bytes", help="memory for adapter lists that are ready to run", metavar="N")
     ] = 512 * 2**20
+    response_cache: Annotated[
+        NonNegative,
+        flag(
+            "--response-cache",
+            help="answers kept for deterministic requests (temperature 0, or a seed) that come again; 0: none",
+            metavar="N",
+        ),
+    ] = 0
+    response_cache_bytes: Annotated[
+        NonNegative, flag("--response-cache-bytes", help="most memory that these answers take", metavar="N")
+    ] = 64 * 2**20
+    model_dir: Annotated[
+        str,
+        flag(
+            "--model-dir",
+            help="folders, separated by commas, from which POST /admin/models/load may load a model; without any that "
+            "path does not exist",
+            metavar="DIR",
+        ),
+    ] = ""
     max_waiting: Annotated[
         NonNegative, flag("--max-waiting", help="requests that may wait for a slot; more get 503", metavar="N")
     ] = 512
