@@ -77,6 +77,11 @@ class StepLoop:
         self._stopping = False
         self._ended = False
 
+    @property
+    def is_accepting(self) -> bool:
+        """Whether requests are accepted: until `drain` or `stop`."""
+        return self._accepting
+
     def next_request_id(self) -> int:
         """Return an id that no request of this process had."""
         return next(self._ids)

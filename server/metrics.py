@@ -71,6 +71,13 @@ class Metrics:
         self._generated_tokens = self._counter("generated_tokens", "Tokens generated.")
         self._prefix_queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache.")
         self._prefix_hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache.")
+        self._response_queries = self._counter(
+            "response_cache_queries", "Deterministic requests looked up in the response cache."
+        )
+        self._response_hits = self._counter(
+            "response_cache_hits",
+            "Requests answered from the response cache; they take no slot, and count nowhere else.",
+        )
         self._adapter_tokens = self._counter(
             "adapter_generated_tokens", "Tokens generated under lists that hold this adapter.", "adapter"
         )
@@ -117,6 +124,11 @@ class Metrics:
                 self._pauses.inc()
             case Resumed():
                 self._queue_s.observe(event.queue_s)
+
+    def count_response_query(self, *, is_hit: bool) -> None:
+        """Count a look-up in the response cache."""
+        self._response_queries.inc()
+        self._response_hits.inc(is_hit)
 
     def _observe_token(self, event: TokenSampled) -> None:
         self._generated_tokens.inc()

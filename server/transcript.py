@@ -37,7 +37,7 @@ class Transcript:
         self.request = choice.request
         self.stream = stream
         self.text = ""
-        self.token_ids: list[int] = []
+        self.received: list[Sample] = []
         """Every generated token, those of a stop string included."""
         self.samples: list[Sample] = []
         """The tokens whose text was shown."""
@@ -60,12 +60,12 @@ class Transcript:
         over, it is LIMIT, and the answer ends with this token.
         """
         token_id = event.sample.token_id
-        if not self.token_ids:
+        if not self.received:
             self.first_token_s = event.now
         self.last_token_s = event.now
         if self.request.slot_id is not None:
             self.slot_id = self.request.slot_id
-        self.token_ids.append(token_id)
+        self.received.append(event.sample)
         self._held.append(event.sample)
         text = self._feed(self._detokenizer.push(token_id))
         if self._is_out_of_time(text) and token_id not in self.request.eog_ids:
@@ -107,9 +107,14 @@ class Transcript:
         return piece
 
     @property
+    def token_ids(self) -> list[int]:
+        """The generated tokens, those of a stop string included."""
+        return [sample.token_id for sample in self.received]
+
+    @property
     def num_generated(self) -> int:
         """Tokens generated so far."""
-        return len(self.token_ids)
+        return len(self.received)
 
     @property
     def num_prompt(self) -> int:
@@ -120,7 +125,7 @@ class Transcript:
     def prompt_ms(self) -> float:
         """From the first admission to the first token, so without the time in the queue."""
         started_s = self.request.admitted_s
-        return 1000 * max(self.first_token_s - started_s, 0.0) if started_s is not None and self.token_ids else 0.0
+        return 1000 * max(self.first_token_s - started_s, 0.0) if started_s is not None and self.received else 0.0
 
     @property
     def generation_ms(self) -> float:
