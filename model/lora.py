@@ -31,6 +31,8 @@ class Projection:
     in_features: int
     parts: tuple[tuple[str, int], ...]
     """(module path, output features) in the order of the output."""
+    in_head_dtype: bool = False
+    """Computed in the head's dtype, as the head itself is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Adaptable:
     """What stacks need to know of a decoder."""
 
     projections: tuple[Projection, ...]
-    """That of the head is called 'head', and computed in the head's dtype."""
+    """That of the head is called 'head'."""
     vocab_size: int
     hidden_size: int
 
@@ -72,7 +74,7 @@ class LoraStack:
         """Turn the base model's `y` into the list's, in place, for projection `name`; nothing where the list does not
         touch it.
 
-        x (T, in) and y (T, out) are contiguous, in the compute dtype (the head's for 'head').
+        x (T, in) and y (T, out) are contiguous, in the compute dtype, or the head's for a projection computed in that.
         """
         change = self._projections.get(name)
         if change is not None:
@@ -130,7 +132,7 @@ def _projections(scaled: Sequence[tuple[Adapter, float]], adaptable: Adaptable, 
     for projection in adaptable.projections:
         change = sum_of_deltas(scaled, projection.in_features, projection.parts)
         if change is not None:
-            ops = backend.head_ops if projection.name == "head" else backend.ops
+            ops = backend.head_ops if projection.in_head_dtype else backend.ops
             changes[projection.name] = ops.low_rank(change.a, change.b, change.gain, change.offset)
     return changes
 
