@@ -8,6 +8,7 @@ groups, look-behind, flags. Knows nothing of adapters.
 """
 
 import importlib
+import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
@@ -15,8 +16,8 @@ from typing import Any, TypeAlias
 # The parser of `re` itself, so that expressions mean what they mean there.
 _parser: Any = importlib.import_module("re._parser")
 
-MAX_LENGTH = 20_000
-_MAX_STEPS = 4_000_000
+MAX_LENGTH = 10_000
+_MAX_STEPS = 1_000_000
 _PLAIN_FLAGS = 32  # what an expression for text has without any flag of its own
 
 
@@ -62,10 +63,13 @@ class _Run:
         self._places: dict[str | _Test, int] = {}
 
     def places(self, wanted: "str | _Test") -> int:
-        """Return the positions whose character is that one, or passes that test."""
+        """Return the positions where that string stands, or a character that passes that test."""
         if wanted not in self._places:
-            passes = wanted.__eq__ if isinstance(wanted, str) else wanted
-            self._places[wanted] = sum(1 << i for i, character in enumerate(self.text) if passes(character))
+            if isinstance(wanted, str):
+                found = [i for i in range(len(self.text)) if self.text.startswith(wanted, i)]
+            else:
+                found = [i for i, character in enumerate(self.text) if wanted(character)]
+            self._places[wanted] = sum(1 << i for i in found)
         return self._places[wanted]
 
     def spend(self) -> None:
@@ -81,7 +85,12 @@ _Item: TypeAlias = tuple[Any, Any]
 
 
 def _sequence(items: Iterable[_Item]) -> _Step:
-    steps = [_compile(str(code), argument) for code, argument in items]
+    steps: list[_Step] = []
+    for is_literal, group in itertools.groupby(items, lambda item: str(item[0]) == "LITERAL"):
+        if is_literal:
+            steps.append(_literal("".join(chr(argument) for _, argument in group)))
+        else:
+            steps.extend(_compile(str(code), argument) for code, argument in group)
 
     def run_all(run: _Run, starts: int) -> int:
         for step in steps:
@@ -95,15 +104,9 @@ def _sequence(items: Iterable[_Item]) -> _Step:
 
 
 def _compile(code: str, argument: Any) -> _Step:
+    if test := _character_test(code, argument):
+        return _character(test)
     match code:
-        case "LITERAL":
-            return _character(chr(argument))
-        case "NOT_LITERAL":
-            return _character(lambda character: character != chr(argument))
-        case "ANY":
-            return _character(lambda character: character != "\n")
-        case "IN":
-            return _character(_membership(argument))
         case "BRANCH":
             return _branch([_sequence(items) for items in argument[1]])
         case "SUBPATTERN":
@@ -113,6 +116,9 @@ def _compile(code: str, argument: Any) -> _Step:
             return _sequence(items)
         case "MAX_REPEAT" | "MIN_REPEAT":
             least, most, items = argument
+            test = _character_test(str(items[0][0]), items[0][1]) if len(items) == 1 else None
+            if test is not None and most == _parser.MAXREPEAT:
+                return _repeat_character(test, int(least))
             return _repeat(_sequence(items), int(least), int(most))
         case "AT":
             return _at(str(argument))
@@ -124,8 +130,26 @@ def _compile(code: str, argument: Any) -> _Step:
     raise RegexError(f"uses {code.lower().replace('_', ' ')}, which is not supported")
 
 
-def _character(wanted: "str | _Test") -> _Step:
-    return lambda run, starts: (starts & run.places(wanted)) << 1
+def _literal(text: str) -> _Step:
+    return lambda run, starts: (starts & run.places(text)) << len(text)
+
+
+def _character(test: _Test) -> _Step:
+    return lambda run, starts: (starts & run.places(test)) << 1
+
+
+def _character_test(code: str, argument: Any) -> "_Test | None":
+    """Return what an item asks of a character, None for an item that is about anything else."""
+    match code:
+        case "LITERAL":
+            return _between(argument, argument)
+        case "NOT_LITERAL":
+            return lambda character: character != chr(argument)
+        case "ANY":
+            return lambda character: character != "\n"
+        case "IN":
+            return _membership(argument)
+    return None
 
 
 def _branch(steps: Sequence[_Step]) -> _Step:
@@ -155,6 +179,23 @@ def _repeat(step: _Step, least: int, most: int) -> _Step:
         return ends
 
     return run_often
+
+
+def _repeat_character(test: _Test, least: int) -> _Step:
+    """Return the step of x*, x+ or x{3,}, by far the most frequent repetitions."""
+
+    def run_on(run: _Run, starts: int) -> int:
+        places = run.places(test)
+        for _ in range(min(least, len(run.text) + 1)):
+            starts = (starts & places) << 1
+        distance, reachable = 1, places << 1
+        while distance <= len(run.text):  # in strides of 1, 2, 4, …
+            starts |= starts << distance & reachable
+            reachable &= reachable << distance
+            distance *= 2
+        return starts
+
+    return run_on
 
 
 def _at(name: str) -> _Step:
