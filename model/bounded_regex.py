@@ -11,13 +11,13 @@ import importlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 # The parser of `re` itself, so that expressions mean what they mean there.
 _parser: Any = importlib.import_module("re._parser")
 
 MAX_LENGTH = 10_000
-_MAX_STEPS = 1_000_000
 _PLAIN_FLAGS = 32  # what an expression for text has without any flag of its own
 
 
@@ -25,10 +25,23 @@ class RegexError(ValueError):
     """An expression that is not one, that is not understood, or that costs too much."""
 
 
-class BoundedRegex:
-    """A compiled expression. Its matches together may cost so much and no more, then it raises RegexError."""
+@dataclass(slots=True)
+class Budget:
+    """How many steps the matches that share it may take together: about a second of them."""
 
-    def __init__(self, pattern: str) -> None:
+    steps_left: int = 1_000_000
+
+    def spend(self) -> None:
+        """Count one step. Raises RegexError where they are used up."""
+        self.steps_left -= 1
+        if self.steps_left < 0:
+            raise RegexError("takes too long to match")
+
+
+class BoundedRegex:
+    """A compiled expression."""
+
+    def __init__(self, pattern: str, budget: Budget) -> None:
         """Raises RegexError where the expression is damaged, or uses what is not understood."""
         if len(pattern) > MAX_LENGTH:
             raise RegexError(f"has {len(pattern)} characters, at most {MAX_LENGTH} are read")
@@ -41,25 +54,22 @@ class BoundedRegex:
             raise RegexError("is nested too deeply") from error
         if parsed.state.flags != _PLAIN_FLAGS:
             raise RegexError("sets flags, which is not supported")
-        self._steps_left = _MAX_STEPS
+        self._budget = budget
 
     def matches(self, text: str) -> bool:
-        """Whether the whole text matches."""
-        run = _Run(text, self._steps_left)
+        """Whether the whole text matches. Raises RegexError where the budget is used up."""
         try:
-            ends = self._step(run, 1)
+            return bool(self._step(_Run(text, self._budget), 1) >> len(text))
         except RecursionError as error:
             raise RegexError("is nested too deeply") from error
-        self._steps_left = run.steps_left
-        return bool(ends >> len(text))
 
 
 class _Run:
     """One text being read; position i is bit i."""
 
-    def __init__(self, text: str, steps_left: int) -> None:
+    def __init__(self, text: str, budget: Budget) -> None:
         self.text = text
-        self.steps_left = steps_left
+        self.spend = budget.spend
         self._places: dict[str | _Test, int] = {}
 
     def places(self, wanted: "str | _Test") -> int:
@@ -71,12 +81,6 @@ class _Run:
                 found = [i for i, character in enumerate(self.text) if wanted(character)]
             self._places[wanted] = sum(1 << i for i in found)
         return self._places[wanted]
-
-    def spend(self) -> None:
-        """Count one step. Raises RegexError where they are used up."""
-        self.steps_left -= 1
-        if self.steps_left < 0:
-            raise RegexError("takes too long to match")
 
 
 _Test: TypeAlias = Callable[[str], bool]
