@@ -1,16 +1,16 @@
-"""The arithmetic of adapter lists against plain sums, its bits alone and in a batch, and the cache of stacks."""
+"""The arithmetic of adapter lists against plain sums, part by part, and its bits alone and in a batch."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from model.adapter import Adapter, LoraDelta
+from model.adapter import Adapter, EmbeddingDelta, LoraDelta, TokenRows
 from model.backend import Backend, choose_backend, reference_backend
 from model.lora import Adaptable, LoraStack, Projection, stack_adapters
-from model.lora_cache import LoraCache
-from scheduler.cohort import BASE, AdapterId, CohortKey, cohort_key
+from scheduler.cohort import AdapterId
 
 QKV = Projection("qkv", 24, (("q", 32), ("k", 16), ("v", 16)))
 O = Projection("o", 32, (("o", 24),))  # noqa: E741
@@ -124,74 +124,107 @@ def test_scales_are_folded_before_the_compute_type_rounds() -> None:
     assert torch.equal(y.float(), torch.full((1, 24), 64.0))
 
 
+def with_parts(load_id: int = 0, **parts: object) -> Adapter:
+    return replace(make_adapter(load_id, ""), **parts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_biases_are_added_scaled(fast: bool) -> None:
+    biased = with_parts(biases={"k": torch.arange(16.0)})
+    delta = make_adapter(1, "q").deltas["q"]
+    lora_biased = with_parts(deltas={"q": replace(delta, bias=torch.arange(32.0), factor=3.0)})
+    scaled = [(biased, 0.5), (lora_biased, -2.0), (biased, 1.0)]
+    x, y = inputs(5, QKV)
+    want = y.double() + plain_delta(scaled, QKV, x)
+    want[:, 32:48] += 1.5 * torch.arange(16.0)
+    want[:, :32] += -6.0 * torch.arange(32.0)
+    got = added(stack_adapters(scaled, BOTH, backend(fast=fast)), "qkv", y, x)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_bias_alone_needs_no_factors(fast: bool) -> None:
+    stack = stack_adapters([(with_parts(biases={"o": torch.full((24,), 2.0)}), 0.25)], BOTH, backend(fast=fast))
+    x, y = inputs(3, O)
+    assert stack.touches("o")
+    assert torch.equal(added(stack, "o", y, x), y + 0.5)
+
+
+def test_norms_are_sums_over_the_list() -> None:
+    one, other = with_parts(norms={"n": torch.ones(4), "m": torch.ones(4)}), with_parts(1, norms={"n": torch.ones(4)})
+    stack = stack_adapters([(one, 0.5), (other, -2.0)], BOTH, backend())
+    weight = torch.arange(4.0)
+    assert torch.equal(stack.norm("n", weight), weight - 1.5)
+    assert torch.equal(stack.norm("m", weight), weight + 0.5)
+    assert stack.norm("another", weight) is weight
+    assert torch.equal(weight, torch.arange(4.0))
+
+
+def test_the_head_is_computed_in_its_own_dtype() -> None:
+    fast = backend(torch.bfloat16)
+    head = Adaptable((Projection("head", 24, (("lm_head", 50),)),), vocab_size=50, hidden_size=24)
+    adapter = with_parts(deltas={"lm_head": LoraDelta(torch.randn(2, 24), torch.randn(50, 2), 1.0)})
+    stack = stack_adapters([(adapter, 1.0)], head, fast)
+    x, y = torch.randn(3, 24), torch.randn(3, 50)
+    want = y.double() + x.double() @ (adapter.deltas["lm_head"].b @ adapter.deltas["lm_head"].a).double().T
+    torch.testing.assert_close(added(stack, "head", y, x).double(), want, rtol=1e-5, atol=1e-4)
+
+
+def test_the_vocabulary_grows_to_the_last_token_that_an_adapter_has_a_row_of() -> None:
+    def vocab_size(*ends: int) -> int:
+        rows = [TokenRows(torch.tensor([end - 1]), torch.ones(1, 24)) for end in ends]
+        scaled = [(with_parts(i, embedding_rows=each), 1.0) for i, each in enumerate(rows)]
+        return stack_adapters(scaled, BOTH, backend()).vocab_size
+
+    assert (vocab_size(7), vocab_size(50), vocab_size(51), vocab_size(60, 3, 55)) == (50, 50, 51, 60)
+
+
+def test_a_list_without_rows_of_tokens_leaves_the_logits_alone() -> None:
+    stack = stack_adapters([(make_adapter(0, "q"), 1.0)], BOTH, backend())
+    logits = torch.randn(3, 50)
+    assert stack.extend_logits(logits, torch.randn(3, 24)) is logits
+
+
+def test_added_tokens_without_a_row_in_the_head_have_no_logit() -> None:
+    embedding_rows = TokenRows(torch.tensor([52]), torch.ones(1, 24))
+    head_rows = TokenRows(torch.tensor([3, 51]), torch.stack((torch.ones(24), 2 * torch.ones(24))))
+    adapter = with_parts(embedding_rows=embedding_rows, head_rows=head_rows)
+    stack = stack_adapters([(adapter, 0.5)], BOTH, backend())
+    logits = stack.extend_logits(torch.zeros(2, 50), torch.ones(2, 24))
+    assert logits.shape == (2, 53)
+    assert logits[:, 50:].tolist() == [[-torch.inf, 24.0, -torch.inf]] * 2
+    assert logits[:, :5].tolist() == [[0, 0, 0, 12.0, 0]] * 2
+
+
+def test_a_module_that_the_model_does_not_have_is_never_dropped_silently() -> None:
+    for adapter in (
+        with_parts(biases={"r": torch.ones(4)}),
+        with_parts(deltas={"r": make_adapter(0, "q").deltas["q"]}),
+    ):
+        with pytest.raises(AssertionError, match="unknown modules"):
+            stack_adapters([(adapter, 1.0)], BOTH, backend())
+
+
+def test_a_stack_counts_all_that_it_holds() -> None:
+    # Rows of the embedding stay where the adapter has them.
+    rows = TokenRows(torch.tensor([1, 2]), torch.ones(2, 24))
+    base = make_adapter(0, "o", rank=32)  # no padding
+    low_rank = stack_adapters([(base, 1.0)], BOTH, backend()).num_bytes
+    assert low_rank == 4 * 32 * (32 + 32)  # 24 outputs are padded to 32
+    whole = replace(
+        base,
+        biases={"o": torch.ones(24)},
+        norms={"n": torch.ones(24)},
+        embedding=EmbeddingDelta(torch.ones(50, 3), torch.ones(24, 3), 1.0),
+        embedding_rows=rows,
+        head_rows=rows,
+    )
+    more = 4 * 24 + 4 * 24 + 4 * 24 * 3 + (2 * 8 + 4 * 2 * 24)
+    assert stack_adapters([(whole, 1.0)], BOTH, backend()).num_bytes == low_rank + more
+
+
 def test_an_adapter_knows_its_largest_rank_and_its_size() -> None:
     deltas = {**make_adapter(0, "q", rank=3).deltas, **make_adapter(0, "o", rank=5).deltas}
     adapter = Adapter(AdapterId(0, ""), "", "", "peft", deltas, 1.0, "", "")
     assert adapter.max_rank == 5
     assert adapter.num_bytes == 4 * (3 * (24 + 32) + 5 * (32 + 24))
-
-
-A, B = make_adapter(0, "qkvo"), make_adapter(1, "qkvo")
-ONE_STACK = stack_adapters([(A, 1.0)], BOTH, backend()).num_bytes
-
-
-def make_cache(max_bytes: int) -> LoraCache:
-    return LoraCache([A, B], BOTH, backend(), max_bytes)
-
-
-def key(*scales: tuple[Adapter, float]) -> CohortKey:
-    return cohort_key((adapter.id, scale) for adapter, scale in scales)
-
-
-def test_the_base_key_has_no_stack() -> None:
-    assert make_cache(10 * ONE_STACK).get(BASE) is None
-
-
-def test_a_key_of_zero_scales_is_the_base_key() -> None:
-    assert make_cache(10 * ONE_STACK).get(key((A, 0.0), (B, -0.0))) is None
-
-
-def test_a_stack_is_built_once_for_each_key() -> None:
-    cache = make_cache(10 * ONE_STACK)
-    assert cache.get(key((A, 1.0))) is cache.get(key((A, 1.0)))
-    assert cache.get(key((A, 1.0))) is not cache.get(key((A, 0.5)))
-    assert cache.num_bytes == 2 * ONE_STACK
-
-
-def test_the_list_used_longest_ago_makes_room() -> None:
-    cache = make_cache(2 * ONE_STACK)
-    first, second = cache.get(key((A, 1.0))), cache.get(key((A, 2.0)))
-    cache.get(key((A, 1.0)))
-    cache.get(key((A, 3.0)))
-    assert cache.num_bytes == 2 * ONE_STACK
-    assert cache.get(key((A, 1.0))) is first
-    assert cache.get(key((A, 2.0))) is not second
-
-
-def test_a_stack_larger_than_the_bound_is_kept_while_it_is_the_only_one() -> None:
-    cache = make_cache(ONE_STACK - 1)
-    stack = cache.get(key((A, 1.0)))
-    assert cache.get(key((A, 1.0))) is stack
-    cache.get(key((B, 1.0)))
-    assert cache.num_bytes == ONE_STACK
-
-
-def test_dropping_an_adapter_frees_every_stack_that_it_takes_part_in() -> None:
-    cache = make_cache(10 * ONE_STACK)
-    kept = cache.get(key((B, 1.0)))
-    cache.get(key((A, 1.0)))
-    cache.get(key((A, 1.0), (B, 1.0)))
-    cache.drop(A.id.load_id)
-    assert cache.num_bytes == ONE_STACK
-    assert cache.get(key((B, 1.0))) is kept
-    with pytest.raises(KeyError):
-        cache.get(key((A, 1.0)))
-
-
-def test_an_adapter_added_later_can_be_used() -> None:
-    cache = make_cache(10 * ONE_STACK)
-    late = make_adapter(7, "q")
-    cache.add(late)
-    stack = cache.get(key((late, 1.0)))
-    assert stack is not None
-    assert stack.touches("qkv")
