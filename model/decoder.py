@@ -9,7 +9,6 @@ T tokens in the step, H query heads, K KV heads, h head size, D hidden, V vocabu
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from model.decoder_weights import WeightLoader, head_projection, layer_projectio
 from model.kv_cache import KVCache
 from model.layers import RotaryTable
 from model.lora import Adaptable, LoraStack
-from model.rope import rope_attention_factor, rope_frequencies
+from model.rope import local_rope_config, rope_attention_factor, rope_frequencies
 
 
 class Decoder:
@@ -45,10 +44,8 @@ class Decoder:
         self._norm = loader.norm("model.norm")  # (D,)
         self._head = loader.head(self._embedding)  # D → V
         self._rotary = _rotary_table(config, backend.device)
-        self._local_rotary = None
-        if config.local_rope_theta is not None:
-            local = replace(config, rope_theta=config.local_rope_theta, rope_scaling=None)
-            self._local_rotary = _rotary_table(local, backend.device)
+        local = local_rope_config(config)
+        self._local_rotary = None if local is None else _rotary_table(local, backend.device)
         self._scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
 
     def forward(

@@ -5,6 +5,7 @@ operations is that of transformers' `modeling_rope_utils`, so that results agree
 """
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -28,6 +29,13 @@ def rope_frequencies(config: ModelConfig) -> torch.Tensor:
         case YarnScaling():
             ramp = _yarn_ramp(config.rope_scaling, config.head_dim, config.rope_theta)
             return 1.0 / (config.rope_scaling.factor * periods) * (1 - ramp) + plain * ramp
+
+
+def local_rope_config(config: ModelConfig) -> ModelConfig | None:
+    """Return the configuration whose rotary embedding the layers with a sliding window have; None: they have no own."""
+    if config.local_rope_theta is None:
+        return None
+    return replace(config, rope_theta=config.local_rope_theta, rope_scaling=None)
 
 
 def rope_attention_factor(config: ModelConfig) -> float:

@@ -73,6 +73,33 @@ def test_logits_are_those_of_transformers(
         torch.testing.assert_close(logits, oracle(models, family, tokens, tied=tied), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("kind", ["reference", "cpu"])
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("gemma3", {"query_pre_attn_scalar": 7, "final_logit_softcapping": 3.0}),
+        ("gemma3", {"attention_bias": True, "layer_types": ["full_attention"] * 3}),
+        ("gemma3", {"layer_types": ["sliding_attention"] * 3}),
+        ("mixtral", {"sliding_window": 9, "num_experts_per_tok": 4}),
+        ("mixtral", {"num_experts_per_tok": 1}),
+        ("qwen3moe", {"norm_topk_prob": False, "mlp_only_layers": [0]}),
+        ("qwen3moe", {"decoder_sparse_step": 2, "attention_bias": True}),
+        ("qwen3moe", {"use_sliding_window": True, "sliding_window": 9}),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    ],
+)
+def test_variants_of_a_family_have_the_logits_of_transformers(
+    family: str, changes: Mapping[str, object], kind: Literal["reference", "cpu"], tmp_path: Path
+) -> None:
+    model = make_model(family, tmp_path, changes=changes)
+    checkpoint = load_checkpoint(tmp_path)
+    tokens = prompt(8)
+    [got] = logits_of(Decoder(checkpoint.config, checkpoint.tensors, backend_of(kind)), [tokens], [[20], [1], [24]])
+    with torch.inference_mode():
+        wanted = model(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(got, wanted, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_token_has_the_same_bits_however_its_prompt_is_cut(models: Models, family: str, dtype: torch.dtype) -> None:
@@ -147,7 +174,7 @@ def random_adapter(decoder: Decoder, load_id: int, seed: int) -> Adapter:
 
 
 @pytest.mark.parametrize("kind", ["reference", "cpu"])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3", "mixtral", "qwen3moe"])
 def test_an_adapter_list_acts_as_if_it_were_merged(
     models: Models, family: str, kind: Literal["reference", "cpu"]
 ) -> None:
@@ -174,6 +201,16 @@ def test_adapted_tokens_too_have_the_same_bits_in_every_batch(models: Models) ->
     together = logits_of(decoder, prompts, [[5] * 7, *[[1] * 7] * 7], lora=stack)
     for tokens, got in zip(prompts, together, strict=True):
         assert torch.equal(got, whole(decoder, tokens, lora=stack))
+
+
+def test_experts_and_their_routers_are_projections_like_others(models: Models) -> None:
+    decoder = decoder_of(models, "qwen3moe", reference_backend())
+    names = [p.name for p in decoder.projections if p.name.startswith("layers.1.")]
+    experts = [f"layers.1.experts.{e}.{part}" for e in range(6) for part in ("gate_up", "down")]
+    assert names == ["layers.1.qkv", "layers.1.o", "layers.1.router", *experts]
+    assert decoder.module_shapes["model.layers.1.mlp.gate"] == (6, 64)
+    assert decoder.module_shapes["model.layers.1.mlp.experts.5.down_proj"] == (64, 32)
+    assert {p.name for p in decoder.projections if p.in_head_dtype} == {"layers.0.router", "layers.1.router", "head"}
 
 
 def test_names_the_modules_that_adapters_can_touch(models: Models) -> None:
@@ -210,9 +247,10 @@ class _Lent(Mapping[str, Tensor]):
         return len(self._tensors)
 
 
+@pytest.mark.parametrize("family", ["qwen2", "mixtral"])
 @pytest.mark.parametrize("kind", ["reference", "cpu"])
-def test_loading_keeps_no_tensor_of_the_file(models: Models, kind: Literal["reference", "cpu"]) -> None:
-    checkpoint = load_checkpoint(models["qwen2", False][0])
+def test_loading_keeps_no_tensor_of_the_file(models: Models, family: str, kind: Literal["reference", "cpu"]) -> None:
+    checkpoint = load_checkpoint(models[family, False][0])
     lent = _Lent(checkpoint.tensors)
     Decoder(checkpoint.config, lent, backend_of(kind))
     assert lent.most_alive == 0

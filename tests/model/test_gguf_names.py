@@ -27,6 +27,10 @@ def test_a_head_of_four_rows_is_put_in_order() -> None:
         ("output.weight", "lm_head.weight"),
         ("blk.0.attn_q.bias", "model.layers.0.self_attn.q_proj.bias"),
         ("blk.31.ffn_norm.weight", "model.layers.31.post_attention_layernorm.weight"),
+        ("blk.3.ffn_gate_inp.weight", "model.layers.3.mlp.gate.weight"),
+        ("blk.3.ffn_up.7.weight", "model.layers.3.mlp.experts.7.up_proj.weight"),
+        ("blk.3.ffn_up_exps.weight", None),
+        ("blk.0.post_ffw_norm.weight", None),
         ("blk.0.attn_qkv.weight", None),
         ("blk.00.attn_q.weight", None),
         ("blk.0.attn_q.scale", None),
@@ -35,3 +39,16 @@ def test_a_head_of_four_rows_is_put_in_order() -> None:
 )
 def test_names_are_translated_or_unknown(name: str, wanted: str | None) -> None:
     assert hf_name(name) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("blk.0.attn_norm.weight", "model.layers.0.input_layernorm.weight"),
+        ("blk.0.post_attention_norm.weight", "model.layers.0.post_attention_layernorm.weight"),
+        ("blk.0.ffn_norm.weight", "model.layers.0.pre_feedforward_layernorm.weight"),
+        ("blk.0.post_ffw_norm.weight", "model.layers.0.post_feedforward_layernorm.weight"),
+    ],
+)
+def test_norms_have_other_names_where_there_are_more_of_them(name: str, wanted: str) -> None:
+    assert hf_name(name, sandwich_norms=True) == wanted

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.rope import rope_attention_factor, rope_frequencies
+from model.rope import local_rope_config, rope_attention_factor, rope_frequencies
 from model.weights import load_checkpoint
 from tests.model.tiny import FAMILIES, make_model, write_gguf
 
@@ -29,12 +29,22 @@ SCALINGS = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "gemma3"])
 def test_unscaled_frequencies_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     rotary = make_model(family, tmp_path).model.rotary_emb
     config = load_checkpoint(tmp_path).config
     assert torch.equal(rope_frequencies(config), rotary.inv_freq)
     assert rope_attention_factor(config) == 1.0
+
+
+def test_gemma_has_two_rotary_embeddings(tmp_path: Path) -> None:
+    rotary = make_model("gemma3", tmp_path).model.rotary_emb
+    config = load_checkpoint(tmp_path).config
+    assert torch.equal(rope_frequencies(config), rotary.full_attention_inv_freq)
+    local = local_rope_config(config)
+    assert local is not None
+    assert torch.equal(rope_frequencies(local), rotary.sliding_attention_inv_freq)
+    assert not torch.equal(rotary.full_attention_inv_freq, rotary.sliding_attention_inv_freq)
 
 
 @pytest.mark.parametrize("name", SCALINGS)

@@ -4,13 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from model.config import CheckpointError, ModelConfig
 from model.config_hf import config_from_hf
 from model.fields import read_json_object
 from model.tensor_shapes import check_tensors, tensor_shapes
-from tests.model.tiny import FAMILIES, make_model
+from tests.model.tiny import FAMILIES, make_model, state_of
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +22,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_shapes_are_those_of_transformers(family: str, tied: bool, tmp_path: Path) -> None:
-    weights: dict[str, torch.Tensor] = dict(make_model(family, tmp_path, tied=tied).state_dict())
-    if tied:
-        del weights["lm_head.weight"]
+    weights = state_of(make_model(family, tmp_path, tied=tied))
     config = config_from_hf(read_json_object(tmp_path / "config.json"), "config.json")
     assert dict(tensor_shapes(config)) == {name: tuple(weight.shape) for name, weight in weights.items()}
 
