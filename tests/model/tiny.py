@@ -87,7 +87,7 @@ def make_model(
 
 
 def write_gguf(model: PreTrainedModel, path: Path, file_type: str = "F32") -> None:
-    """Write a model of `make_model` as llama.cpp's converter does: matrices in `file_type`, vectors and routers in F32."""
+    """Write a model of `make_model` as llama.cpp does: matrices in `file_type`, vectors and routers in F32."""
     quant = gguf.GGMLQuantizationType[file_type]
     config = model.config
     arch = architecture(model)
