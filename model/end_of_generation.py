@@ -2,10 +2,11 @@
 
 Chat models are often published with a single end token although they end a turn with another one; llama.cpp therefore
 looks for well-known texts (`special_eog_ids` in src/llama-vocab.cpp), and so do we. Only tokens that the vocabulary
-marks as special or added count: `</s>` as an ordinary token is a piece of somebody's HTML.
+marks as special or added count. `</s>` must be special: Gemma has it as an added token beside `<table>` and `<h1>`, and
+there it ends somebody's strikethrough.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 KNOWN_ENDS = frozenset(
     {
@@ -40,7 +41,16 @@ KNOWN_ENDS = frozenset(
 )
 
 
-def end_of_generation_ids(added: Mapping[str, int], named: Iterable[int | None]) -> frozenset[int]:
-    """Return the ids that end generation: all `named`, and the known ones of `added`, the special and added tokens."""
-    known = {token_id for text, token_id in added.items() if text in KNOWN_ENDS}
+_HTML = frozenset({"</s>"})
+"""Known ends that are also something else."""
+
+
+def end_of_generation_ids(
+    added: Mapping[str, int], control_ids: Collection[int], named: Iterable[int | None]
+) -> frozenset[int]:
+    """Return the ids that end generation: all `named`, and the known ones of `added`, the special and added tokens.
+
+    `control_ids` are the special ones.
+    """
+    known = {i for text, i in added.items() if text in KNOWN_ENDS and (text not in _HTML or i in control_ids)}
     return frozenset(known.union(token_id for token_id in named if token_id is not None))

@@ -68,7 +68,7 @@ def vocabulary_from_gguf(metadata: Mapping[str, object], source: str) -> Vocabul
         adds_bos = fields.flag("add_bos_token", True)
     if adds_bos and special["bos_token"] is None:
         raise fields.error("bos_token_id", "add_bos_token is true, so it is needed")
-    added = tokens.of_kinds(*_CONTROL, TokenKind.USER_DEFINED)
+    added, control = tokens.of_kinds(*_CONTROL, TokenKind.USER_DEFINED), tokens.of_kinds(*_CONTROL)
     encoder.add_tokens(
         [AddedToken(text, special=tokens.kinds[i] in _CONTROL, normalized=False) for text, i in added.items()]
     )
@@ -76,11 +76,11 @@ def vocabulary_from_gguf(metadata: Mapping[str, object], source: str) -> Vocabul
     return Vocabulary(
         encoder=encoder,
         pieces=tokens.pieces(spelling),
-        control_ids=frozenset(tokens.of_kinds(*_CONTROL).values()),
+        control_ids=frozenset(control.values()),
         bos_id=special["bos_token"],
         eos_id=special["eos_token"],
         adds_bos=adds_bos,
-        eog_ids=end_of_generation_ids(added, [special["eos_token"]]),
+        eog_ids=end_of_generation_ids(added, control.values(), [special["eos_token"]]),
         special_tokens={role: tokens.texts[i] for role, i in special.items() if i is not None},
         chat_template=templates.text("chat_template", "") or None,
         tool_use_template=templates.text("chat_template.tool_use", "") or None,

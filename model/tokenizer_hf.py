@@ -34,6 +34,7 @@ def vocabulary_from_directory(directory: Path, base: Vocabulary | None = None) -
     encoder, spelled = _read_encoder(directory) if borrowed is None else _borrow_encoder(borrowed, later)
     _add_later_tokens(encoder, settings, later)
     added = encoder.get_added_tokens_decoder()
+    control_ids = frozenset(token_id for token_id, token in added.items() if token.special)
     special = own if base is None else {**base.special_tokens, **own}
     bos_id, eos_id = (_id_of(encoder, settings, special, role) for role in ("bos_token", "eos_token"))
     writes_bos = _writes_bos(encoder, bos_id) if borrowed is None else borrowed.adds_bos
@@ -44,11 +45,11 @@ def vocabulary_from_directory(directory: Path, base: Vocabulary | None = None) -
     return Vocabulary(
         encoder=encoder,
         pieces=_with_added(spelled, added),
-        control_ids=frozenset(token_id for token_id, token in added.items() if token.special),
+        control_ids=control_ids,
         bos_id=bos_id,
         eos_id=eos_id,
         adds_bos=adds_bos,
-        eog_ids=end_of_generation_ids({token.content: i for i, token in added.items()}, [eos_id]),
+        eog_ids=end_of_generation_ids({token.content: i for i, token in added.items()}, control_ids, [eos_id]),
         special_tokens=special,
         chat_template=chat_template,
         tool_use_template=tool_use_template,
