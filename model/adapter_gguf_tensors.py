@@ -28,8 +28,6 @@ _EXPERTS = re.compile(r"blk\.(0|[1-9]\d*)\.ffn_(gate|up|down)_exps\.weight")
 _HALF = re.compile(r"(?P<base>.+)\.(?P<half>lora_[ab])", re.DOTALL)
 _INTERLEAVED = ("llama", "mistral", "mixtral")
 """Families whose converter reorders the output rows of queries and keys, and so those of B."""
-_SHIFTED_NORMS = ("gemma3_text",)
-"""Families whose norms multiply by 1 + w: GGUF files hold the sum, Hugging Face's hold w."""
 _WRONG_BASE = "(hint: maybe wrong base model?)"
 
 
@@ -127,7 +125,8 @@ class _Reader:
 
     def norm(self, name: str) -> tuple[str, Tensor]:
         """Return the module of a norm, and its weight in the file minus the base model's."""
-        weight_name = hf_name(name)
+        config = self._base.config
+        weight_name = hf_name(name, sandwich_norms=config.sandwich_norms)
         if weight_name is None or weight_name not in self._base.tensors:
             raise AdapterError(f"LoRA tensor '{name}' does not exist in base model {_WRONG_BASE}")
         weight = self._base.tensors[weight_name].float()
@@ -137,8 +136,8 @@ class _Reader:
                 f"tensor '{name}' has incorrect shape {_WRONG_BASE}: it is {shape}, the base model's is "
                 f"{tuple(weight.shape)}"
             )
-        shift = 1.0 if self._base.config.family in _SHIFTED_NORMS else 0.0
-        return weight_name.removesuffix(".weight"), self._read(name).float() - shift - weight
+        difference = self._read(name).float() - config.norm_offset - weight
+        return weight_name.removesuffix(".weight"), difference
 
     def _module(self, name: str) -> str:
         own = hf_name(name)

@@ -22,7 +22,7 @@ from model.adapter import BaseWeights
 from model.adapter_peft_config import read_peft_config
 from model.lora import Projection
 from model.weights import load_checkpoint
-from tests.model.tiny import Array, interleave_halves
+from tests.model.tiny import Array, architecture, interleave_halves
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 Metadata: TypeAlias = Mapping[str, str | float | list[int]]
@@ -148,8 +148,7 @@ def gguf_adapter_tensors(base: PreTrainedModel, directory: Path) -> dict[str, Ar
 
 def adapter_metadata(base: PreTrainedModel) -> Metadata:
     """Return the metadata that every GGUF adapter for `base` has."""
-    architecture = {"mistral": "llama"}.get(base.config.model_type, base.config.model_type)
-    return {"general.type": "adapter", "general.architecture": architecture, "adapter.type": "lora"}
+    return {"general.type": "adapter", "general.architecture": architecture(base), "adapter.type": "lora"}
 
 
 def write_gguf_adapter(path: Path, metadata: Metadata, tensors: Mapping[str, Array], file_type: str = "F32") -> Path:

@@ -153,7 +153,7 @@ def test_a_norm_differs_from_the_base_model_by_what_the_file_says(source: Source
 def test_gemma_has_its_norms_in_gguf_one_larger(source: Source, tmp_path: Path) -> None:
     metadata: Metadata = {**adapter_metadata(source.base), "general.architecture": "gemma3"}
     path = write_gguf_adapter(tmp_path / "a.gguf", metadata, {"output_norm.weight": noise(D) + np.float32(1)})
-    gemma = replace(source.weights, config=replace(source.weights.config, family="gemma3_text"))
+    gemma = replace(source.weights, config=replace(source.weights.config, family="gemma3_text", norm_offset=1.0))
     difference = read_gguf_adapter(path, gemma).norms["model.norm"]
     torch.testing.assert_close(gemma.tensors["model.norm.weight"] + difference, torch.from_numpy(noise(D)))
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from model.adapter import Adapter, BaseWeights
 from model.adapters import load_adapter
 from model.backend import reference_backend
+from model.config import ModelConfig
 from model.decoder import Decoder
 from model.lora import stack_adapters
 from model.weights import load_checkpoint
@@ -40,7 +41,6 @@ RANK = 32
 """What Q8_0 needs of B: its blocks hold 32 values of a row. (For other ranks the converter falls back to F16.)"""
 TOLERANCES = {"f32": 1e-5, "f16": 3e-3, "bf16": 2e-2, "q8_0": 3e-2}
 """Of the adapter's largest effect on a logit. (Of the converter's types only `auto` is missing, see REFUSED.)"""
-MIXTURES = tuple(family for family in FAMILIES if family in ("mixtral", "qwen3_moe"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,33 +160,49 @@ def test_invocation_tokens(llama: Model, tmp_path: Path) -> None:
     assert_same_effect(llama, directory)
 
 
-EXPERT_NAMES = {"mixtral": "block_sparse_moe.experts.{}.w{}", "qwen3_moe": "mlp.experts.{}.{}_proj"}
-ROUTERS = {"mixtral": "block_sparse_moe.gate", "qwen3_moe": "mlp.gate"}
-PROJECTIONS = {"mixtral": ("1", "2", "3"), "qwen3_moe": ("gate", "down", "up")}
+@dataclass(frozen=True, slots=True)
+class MixtureNames:
+    """What a family calls the modules of its experts."""
+
+    router: str
+    expert: str
+    gate: str
+    down: str
+    up: str
+
+
+MIXTURES = {
+    "mixtral": MixtureNames("block_sparse_moe.gate", "block_sparse_moe.experts.{}.{}", "w1", "w2", "w3"),
+    "qwen3moe": MixtureNames("mlp.gate", "mlp.experts.{}.{}", "gate_proj", "down_proj", "up_proj"),
+}
+
+
+def expert_tensors(names: MixtureNames, config: ModelConfig) -> dict[str, Tensor]:
+    """Return random A and B of every expert and router, by PEFT's names."""
+    assert config.experts is not None
+    D, F = config.hidden_size, config.experts.intermediate_size
+    generator = torch.Generator().manual_seed(4)
+    tensors: dict[str, Tensor] = {}
+
+    def add(layer: int, module: str, in_features: int, out_features: int) -> None:
+        name = f"base_model.model.model.layers.{layer}.{module}"
+        tensors[f"{name}.lora_A.weight"] = torch.randn(4, in_features, generator=generator) * 0.2
+        tensors[f"{name}.lora_B.weight"] = torch.randn(out_features, 4, generator=generator) * 0.2
+
+    for layer in range(config.num_layers):
+        add(layer, names.router, D, config.experts.count)
+        for expert in range(config.experts.count):
+            for projection, in_features, out_features in ((names.gate, D, F), (names.up, D, F), (names.down, F, D)):
+                add(layer, names.expert.format(expert, projection), in_features, out_features)
+    return tensors
 
 
 @pytest.mark.parametrize("family", MIXTURES)
 def test_experts_and_router(family: str, tmp_path: Path) -> None:
-    """The converter takes an adapter of each expert, as PEFT wrote them before transformers stacked the experts."""
+    """The converter takes an adapter of every expert, as PEFT wrote them before transformers stacked the experts."""
     model = open_model(family, tmp_path / "base")
     directory = make_peft_adapter(model.oracle, tmp_path / "a", lora())
-    experts = model.weights.config.experts
-    assert experts is not None
-    generator = torch.Generator().manual_seed(4)
-    D, F = model.weights.config.hidden_size, experts.intermediate_size
-    shapes = dict(zip(PROJECTIONS[family], ((D, F), (F, D), (D, F)), strict=True))  # in, out
-    added: dict[str, Tensor] = {}
-
-    def add(module: str, in_features: int, out_features: int) -> None:
-        a, b = torch.randn(4, in_features, generator=generator), torch.randn(out_features, 4, generator=generator)
-        added[f"base_model.model.{module}.lora_A.weight"] = a * 0.2
-        added[f"base_model.model.{module}.lora_B.weight"] = b * 0.2
-
-    for layer in range(model.weights.config.num_layers):
-        add(f"model.layers.{layer}.{ROUTERS[family]}", D, experts.count)
-        for expert in range(experts.count):
-            for projection, shape in shapes.items():
-                add(f"model.layers.{layer}.{EXPERT_NAMES[family].format(expert, projection)}", *shape)
+    added = expert_tensors(MIXTURES[family], model.weights.config)
     edit_tensors(directory, lambda tensors: tensors.update(added))
     modules = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in added}
     edit_config(directory, {"target_modules": sorted({*ATTENTION, *modules})})
