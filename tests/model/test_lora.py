@@ -161,10 +161,10 @@ def test_norms_are_sums_over_the_list() -> None:
 
 
 def test_the_head_is_computed_in_its_own_dtype() -> None:
-    fast = backend(torch.bfloat16)
-    head = Adaptable((Projection("head", 24, (("lm_head", 50),)),), vocab_size=50, hidden_size=24)
+    slow = backend(torch.bfloat16, fast=False)
+    head = Adaptable((Projection("head", 24, (("lm_head", 50),), in_head_dtype=True),), vocab_size=50, hidden_size=24)
     adapter = with_parts(deltas={"lm_head": LoraDelta(torch.randn(2, 24), torch.randn(50, 2), 1.0)})
-    stack = stack_adapters([(adapter, 1.0)], head, fast)
+    stack = stack_adapters([(adapter, 1.0)], head, slow)
     x, y = torch.randn(3, 24), torch.randn(3, 50)
     want = y.double() + x.double() @ (adapter.deltas["lm_head"].b @ adapter.deltas["lm_head"].a).double().T
     torch.testing.assert_close(added(stack, "head", y, x).double(), want, rtol=1e-5, atol=1e-4)

@@ -58,6 +58,20 @@ def test_computes_gain_times_y_plus_offset_plus_the_product_of_the_factors(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("out_features", [1100, 3000, 4096, 5001, 9000])
+@pytest.mark.parametrize("count", [1, 18, 70])
+def test_columns_are_right_however_they_are_shared_out(count: int, out_features: int, dtype: torch.dtype) -> None:
+    a, b = factors(3, 20, out_features)
+    x, y = rows(count, 20, dtype, 1), rows(count, out_features, dtype, 2)
+    gain, offset = rows(2, out_features, torch.float32, 3)
+    exact = y.double() * gain.double() + offset.double() + x.double() @ a.double().t() @ b.double().t()
+    got = y.clone()
+    CpuLowRank(a, b, gain, offset).add_to(got, x)
+    tolerance = 1e-5 if dtype == torch.float32 else 2.0**-8
+    torch.testing.assert_close(got.double(), exact, rtol=tolerance, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_gain_and_offset_of_one_and_zero_change_no_bit(dtype: torch.dtype) -> None:
     a, b = factors(8, 40, 50)
     x, y = rows(5, 40, dtype, 1), rows(5, 50, dtype, 2)
@@ -70,7 +84,7 @@ def test_gain_and_offset_of_one_and_zero_change_no_bit(dtype: torch.dtype) -> No
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_gain_and_offset", [False, True])
 @pytest.mark.parametrize(
-    ("in_features", "out_features", "rank"), [(576, 960, 24), (1536, 576, 8), (40, 24, 3), (40, 24, 0)]
+    ("in_features", "out_features", "rank"), [(576, 960, 24), (1536, 576, 8), (40, 24, 3), (40, 24, 0), (64, 9000, 4)]
 )
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(
     dtype: torch.dtype, in_features: int, out_features: int, rank: int, has_gain_and_offset: bool
@@ -84,6 +98,10 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
         part = y[7 : 7 + count].clone()
         low_rank.add_to(part, x[7 : 7 + count])
         assert torch.equal(part, together[7 : 7 + count])
+
+
+def test_no_rows_are_no_work() -> None:
+    CpuLowRank(*factors(3, 20, 2000)).add_to(torch.empty(0, 2000), torch.empty(0, 20))
 
 
 def test_what_lies_beside_the_rows_is_left_alone() -> None:
