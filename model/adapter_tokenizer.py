@@ -63,7 +63,7 @@ def read_adapter_tokenizer(
         if chat_template is not None:
             vocabulary = replace(vocabulary, chat_template=chat_template, tool_use_template=None)
         tokenizer = Tokenizer(vocabulary, vocab_size, base.eog_ids)
-    except (CheckpointError, TemplateError) as error:
+    except (CheckpointError, TemplateError, UnicodeError, RecursionError) as error:
         raise AdapterError(f"the adapter's tokenizer: {error}") from error
     if _is_same(tokenizer, base):
         return None

@@ -17,6 +17,8 @@ from model.fields import Fields, read_json_object
 from model.vocabulary import Vocabulary, byte_level_piece, sentencepiece_piece
 
 _ENCODER_FILE = "tokenizer.json"
+_MAX_TOKENS = 2**22
+"""Ids are positions in a list, which a file must not make as long as it likes."""
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -44,7 +46,7 @@ def vocabulary_from_directory(directory: Path, base: Vocabulary | None = None) -
     chat_template, tool_use_template = _chat_templates(directory, settings)
     return Vocabulary(
         encoder=encoder,
-        pieces=_with_added(spelled, added),
+        pieces=_with_added(spelled, added, directory),
         control_ids=control_ids,
         bos_id=bos_id,
         eos_id=eos_id,
@@ -167,9 +169,13 @@ def _spell(encoder: Tokenizer, tokenizer: Mapping[str, object], path: Path) -> d
     return {i: spelling(text) for text, i in encoder.get_vocab(with_added_tokens=False).items()}
 
 
-def _with_added(pieces: dict[int, bytes], added: Mapping[int, AddedToken]) -> tuple[bytes, ...]:
+def _with_added(pieces: dict[int, bytes], added: Mapping[int, AddedToken], path: Path) -> tuple[bytes, ...]:
     pieces = pieces | {i: token.content.encode() for i, token in added.items()}
-    return tuple(pieces.get(i, b"") for i in range(max(pieces) + 1))
+    if max(pieces, default=0) >= _MAX_TOKENS:
+        raise CheckpointError(
+            f"{path}: token id {max(pieces)} is beyond any vocabulary; at most {_MAX_TOKENS - 1} is read"
+        )
+    return tuple(pieces.get(i, b"") for i in range(max(pieces, default=-1) + 1))
 
 
 def _decoder_types(decoder: object) -> Iterator[str]:

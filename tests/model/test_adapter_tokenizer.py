@@ -219,17 +219,29 @@ def test_an_older_file_may_repeat_what_tokenizer_json_has_and_must_not_contradic
         ("tokenizer_config.json", "[]", "a JSON object is needed"),
         ("added_tokens.json", '{"x": "y"}', "x is 'y'; a whole number"),
         ("added_tokens.json", '{"<|a|>": 700}', "token 700 '<|a|>' would not get its id"),
+        ("added_tokens.json", '{"<|a|>": 4294967295}', "token 4294967295 '<|a|>' would not get its id"),
         ("chat_template.jinja", "{% if %}", "chat template, line 1"),
+        ("chat_template.jinja", "{{ " + "(" * 5000 + " }}", "recursion"),
+        ("chat_template.jinja", b"\xff", "codec can't decode byte 0xff"),
     ],
 )
 def test_a_damaged_file_is_refused_by_name(
-    tmp_path: Path, base: Tokenizer, name: str, content: str, message: str
+    tmp_path: Path, base: Tokenizer, name: str, content: str | bytes, message: str
 ) -> None:
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
     with pytest.raises(AdapterError) as refused:
         read_adapter_tokenizer(tmp_path, base, V)
     assert message in str(refused.value)
+
+
+def test_a_token_id_beyond_any_vocabulary_is_refused(tmp_path: Path, base: Tokenizer) -> None:
+    copy = json.loads(byte_level_encoder().to_str())
+    copy["model"]["vocab"]["far"] = 2**32 - 1
+    (tmp_path / "tokenizer.json").write_text(json.dumps(copy))
+
+    with pytest.raises(AdapterError, match="token id 4294967295 is beyond any vocabulary"):
+        read_adapter_tokenizer(tmp_path, base, V)
 
 
 # Beside a GGUF file.
