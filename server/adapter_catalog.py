@@ -85,6 +85,8 @@ class AdapterCatalog:
         """The names of the base model, never an adapter's."""
         self._find = find
         self._are_names_expected = are_names_expected
+        self.load_ids = itertools.count()
+        """For whoever loads adapters: no two loads of a server have one id, whatever model they are for."""
         self._ids = itertools.count()
         self._by_id: dict[int, AdapterEntry] = {}
         self._by_name: dict[str, AdapterEntry] = {}
@@ -126,7 +128,7 @@ class AdapterCatalog:
     def named(self, name: str) -> AdapterEntry | None:
         """Return the adapter of that name, looked for on disk where it is new; None where there is none."""
         entry = self._by_name.get(name)
-        if entry is None and self._refusal(name) is None:
+        if entry is None and name not in self._removed and self._refusal(name) is None:
             path = self._find(name)
             if path is not None:
                 entry = self.add(name, path, AdapterSource.FOLDER)

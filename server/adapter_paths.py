@@ -3,11 +3,8 @@
 """
 
 import itertools
-import logging
 from collections.abc import Sequence
 from pathlib import Path
-
-log = logging.getLogger(__name__)
 
 _CONFIG = "adapter_config.json"
 _GGUF = ".gguf"

@@ -5,7 +5,7 @@ to is the scheduler's business.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from scheduler.cohort import AdapterId, CohortKey
@@ -37,20 +37,25 @@ def read_weights(text: str) -> tuple[AdapterWeight, ...]:
     return tuple(weights)
 
 
-def weigh_lists(weights: Sequence[AdapterWeight], adapters: Mapping[str, AdapterId]) -> Callable[[CohortKey], float]:
-    """Return the weight of each adapter list. Raises ValueError where a name is not one of `adapters`, or comes
-    twice.
+def check_names(weights: Sequence[AdapterWeight], names: Collection[str]) -> None:
+    """Raise ValueError where a weight's name is not one of the adapters' `names`."""
+    for item in weights:
+        if item.name != BASE_NAME and item.name not in names:
+            raise ValueError(f"--adapter-weight names {item.name!r}; there are {', '.join([BASE_NAME, *names])}")
+
+
+def weigh_lists(weights: Sequence[AdapterWeight], name_of: Callable[[AdapterId], str]) -> Callable[[CohortKey], float]:
+    """Return the weight of each adapter list; adapters come and go, and their weights are their names'. Raises
+    ValueError where a name comes twice.
     """
     by_name = {item.name: item.weight for item in weights}
     if len(by_name) < len(weights):
         raise ValueError(f"--adapter-weight names one twice: {', '.join(item.name for item in weights)}")
-    for name in by_name:
-        if name != BASE_NAME and name not in adapters:
-            raise ValueError(f"--adapter-weight names {name!r}; there are {', '.join([BASE_NAME, *adapters])}")
-    of_base = by_name.pop(BASE_NAME, 1.0)
-    of_adapter = {adapters[name]: weight for name, weight in by_name.items()}
 
     def weight_of(key: CohortKey) -> float:
-        return max((of_adapter.get(adapter, 1.0) for adapter, _ in key), default=of_base)
+        if not by_name:
+            return 1.0
+        names = [name_of(adapter) for adapter, _ in key] or [BASE_NAME]
+        return max(by_name.get(name, 1.0) for name in names)
 
     return weight_of

@@ -2,14 +2,11 @@
 files.
 """
 
-import itertools
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
 import torch
 
 from model.adapter import BaseWeights
-from model.adapters import Adapter, load_adapter
 from model.backend import choose_backend
 from model.chat_template import ChatTemplate
 from model.decoder import Decoder
@@ -18,49 +15,67 @@ from model.lora_cache import LoraCache
 from model.runner import ModelRunner
 from model.tokenizer import Tokenizer, load_tokenizer
 from model.weights import Checkpoint, load_checkpoint
+from scheduler.cohort import AdapterId
 from scheduler.core import Scheduler, SchedulerLimits
 from scheduler.events import Event
 from scheduler.fairness import FairnessSettings
 from scheduler.loop import Executor, StepLoop
 from scheduler.policy import Policy, make_policy
-from server.adapter_registry import AdapterCard, AdapterRegistry
-from server.adapter_weights import BASE_NAME, weigh_lists
+from server.adapter_catalog import AdapterCatalog, AdapterEntry
+from server.adapter_loader import ModelAdapters
+from server.adapter_registry import AdapterRegistry
+from server.adapter_weights import check_names, weigh_lists
 from server.capacity import free_memory_bytes, num_physical_cores, plan_limits
+from server.catalog_opening import model_names, open_catalog
 from server.departures import Departures
 from server.engine import Engine, ModelCard
 from server.metrics import Metrics
+from server.residency import Residency
+from server.resident import AdapterLoader, ResidentAdapter
+from server.response_cache import ResponseCache
 from server.settings import Settings
 
 
-def load_engine(settings: Settings) -> Engine:
-    """Load model and adapters and build everything around them. Raises ValueError or OSError, naming what is wrong
-    with the files.
+def load_engine(settings: Settings, previous: Engine | None = None) -> Engine:
+    """Load a model and its adapters, and build everything around them. Raises ValueError or OSError, naming what is
+    wrong with the files.
+
+    With a `previous` engine the new one shares its catalog, and has in memory what the previous one has. Nothing of the
+    previous one changes, whatever happens here.
     """
     torch.set_num_threads(settings.threads or num_physical_cores())
     backend = choose_backend(settings.device, settings.dtype)
+    catalog = open_catalog(settings) if previous is None else previous.adapters.catalog.with_base(model_names(settings))
     checkpoint = load_checkpoint(settings.model)
     tokenizer = load_tokenizer(checkpoint)
     chat_template = choose_chat_template(settings, tokenizer)
     config = checkpoint.config
     decoder = Decoder(config, checkpoint.tensors, backend)
-    names = adapter_names([argument.path for argument in settings.adapters], taken=[*model_names(settings), BASE_NAME])
-    base = BaseWeights(config, decoder.module_shapes, checkpoint.tensors)
-    adapters = [
-        load_adapter(Path(argument.path), load_id, name, base)
-        for load_id, (argument, name) in enumerate(zip(settings.adapters, names, strict=True))
-    ]
     block_bytes = KVCache.bytes_per_block(config, backend.dtype)
+    lora_cache = LoraCache((), decoder.adaptable, backend, settings.lora_cache_bytes)
+    adapters = ModelAdapters(
+        BaseWeights(config, decoder.module_shapes, checkpoint.tensors), tokenizer, template_source(settings), lora_cache
+    )
+    residents = {entry: adapters.load_now(entry, next(catalog.load_ids)) for entry in first_adapters(catalog, previous)}
     free_bytes = torch.cuda.mem_get_info()[0] if backend.device.type == "cuda" else free_memory_bytes()
     limits = plan_limits(settings, config.max_position, block_bytes, free_bytes)
-    runner = ModelRunner(
-        decoder,
-        KVCache(config, limits.num_blocks, backend),
-        LoraCache(adapters, decoder.adaptable, backend, settings.lora_cache_bytes),
-    )
+    runner = ModelRunner(decoder, KVCache(config, limits.num_blocks, backend), lora_cache)
     runner.warm_up()
     card = model_card(settings, checkpoint, limits)
-    cards = [_card(adapter, tokenizer) for adapter in adapters]
-    return assemble(settings, card, tokenizer, chat_template, cards, limits, runner)
+    return assemble(
+        settings, card, tokenizer, chat_template, limits, runner, catalog, adapters.loader, residents, previous
+    )
+
+
+def first_adapters(catalog: AdapterCatalog, previous: Engine | None) -> list[AdapterEntry]:
+    """Return the adapters that a new engine has in memory from its start: those that stay there, and first, and those
+    that the previous one has.
+    """
+    pinned = [entry for entry in catalog.entries if entry.is_pinned]
+    if previous is None:
+        return pinned
+    resident = previous.adapters.residency.resident
+    return pinned + [entry for entry in catalog.entries if not entry.is_pinned and resident(entry) is not None]
 
 
 def assemble(
@@ -68,63 +83,64 @@ def assemble(
     card: ModelCard,
     tokenizer: Tokenizer,
     chat_template: ChatTemplate | None,
-    adapters: Sequence[AdapterCard],
     limits: SchedulerLimits,
     executor: Executor,
+    catalog: AdapterCatalog,
+    make_loader: Callable[[StepLoop], AdapterLoader],
+    residents: Mapping[AdapterEntry, ResidentAdapter],
+    previous: Engine | None = None,
 ) -> Engine:
-    """Return the engine around an executor; `adapters` are those of `settings`, in their order. Raises ValueError
-    where a setting names an adapter that is not among them.
+    """Return the engine around an executor, with the adapters `residents` in memory; it goes on with the metrics of a
+    `previous` one. Raises ValueError where a setting
+    names an adapter that is not in the catalog, or they do not fit in the memory that the settings give them.
     """
-    scales = [0.0 if settings.lora_init_without_apply else argument.scale for argument in settings.adapters]
-    registry = AdapterRegistry(adapters, scales)
-    scheduler = Scheduler(limits, choose_policy(settings, limits, adapters))
-    metrics = Metrics(
-        scheduler,
-        model_name=card.name,
-        adapter_name=registry.name_of,
-        loaded_adapters=lambda: [adapter.name for adapter in registry.adapters],
-    )
-    departures = Departures()
+
+    def name_of(adapter: AdapterId) -> str:
+        return registry.name_of(adapter)
 
     def observe(event: Event) -> None:
-        metrics.observe(event)
+        metrics.observe(event, name_of)
         departures.observe(event)
+        registry.observe(event)
 
+    if settings.lora_dir is None:
+        check_names(settings.adapter_weight, [entry.name for entry in catalog.entries])
+    metrics = Metrics() if previous is None else previous.metrics
+    scheduler = Scheduler(limits, choose_policy(settings, limits, name_of))
     loop = StepLoop(scheduler, executor, observe=observe)
-    return Engine(settings, card, tokenizer, chat_template, registry, loop, metrics, departures)
+    residency = Residency(
+        make_loader(loop),
+        settings.max_loras,
+        settings.lora_memory_bytes,
+        load_ids=catalog.load_ids,
+        observe=metrics.observe_residency,
+    )
+    for entry, resident in residents.items():
+        residency.adopt(entry, resident)
+    registry = AdapterRegistry(catalog, residency, tokenizer, chat_template)
+    departures = Departures()
+    responses = ResponseCache(settings.response_cache, settings.response_cache_bytes)
+    return Engine(settings, card, tokenizer, chat_template, registry, loop, metrics, departures, responses)
 
 
-def choose_policy(settings: Settings, limits: SchedulerLimits, adapters: Sequence[AdapterCard]) -> Policy:
-    """Return a new policy as the settings describe it. Raises ValueError where a weight names no adapter."""
+def choose_policy(settings: Settings, limits: SchedulerLimits, name_of: Callable[[AdapterId], str]) -> Policy:
+    """Return a new policy as the settings describe it. Raises ValueError where they weigh an adapter twice."""
     fairness = FairnessSettings(settings.max_wait, settings.fair_slack, settings.max_active_lists)
-    weight_of = weigh_lists(settings.adapter_weight, {card.name: card.id for card in adapters})
+    weight_of = weigh_lists(settings.adapter_weight, name_of)
     return make_policy(settings.policy, limits.num_slots, fairness, weight_of)
 
 
-def model_names(settings: Settings) -> tuple[str, ...]:
-    """Return the model's names in the API: the aliases in alphabetical order, or its path."""
-    aliases = sorted(alias.strip() for alias in settings.alias.split(",") if alias.strip())
-    return tuple(aliases) or (str(settings.model),)
-
-
-def adapter_names(paths: Sequence[str], taken: Sequence[str]) -> list[str]:
-    """Return a unique name for each adapter: the last part of its path, with a number where it is taken. Commas
-    separate names elsewhere.
-    """
-    names: list[str] = []
-    for path in paths:
-        stem = Path(path).resolve().name.removesuffix(".gguf").replace(",", "_")
-        candidates = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
-        names.append(next(name for name in candidates if name not in names and name not in taken))
-    return names
+def template_source(settings: Settings) -> str | None:
+    """Return the chat template that the settings give, None where they leave it to the model. Raises OSError."""
+    if settings.chat_template_file is not None:
+        return settings.chat_template_file.read_text(encoding="utf-8") or None
+    return settings.chat_template or None
 
 
 def choose_chat_template(settings: Settings, tokenizer: Tokenizer) -> ChatTemplate | None:
     """Return the template that the settings give, else the model's own. Raises OSError or TemplateError."""
-    source = settings.chat_template
-    if settings.chat_template_file is not None:
-        source = settings.chat_template_file.read_text(encoding="utf-8")
-    if not source:
+    source = template_source(settings)
+    if source is None:
         return tokenizer.chat_template
     return ChatTemplate(source, special_tokens={"bos_token": tokenizer.bos_text, "eos_token": tokenizer.eos_text})
 
@@ -144,16 +160,4 @@ def model_card(settings: Settings, checkpoint: Checkpoint, limits: SchedulerLimi
         n_embd=config.hidden_size,
         n_params=checkpoint.num_parameters,
         num_bytes=checkpoint.num_bytes,
-    )
-
-
-def _card(adapter: Adapter, tokenizer: Tokenizer) -> AdapterCard:
-    return AdapterCard(
-        id=adapter.id,
-        name=adapter.name,
-        path=adapter.path,
-        task_name=adapter.task_name,
-        prompt_prefix=adapter.prompt_prefix,
-        invocation_tokens=adapter.invocation_tokens,
-        invocation_text=tokenizer.decode(adapter.invocation_tokens),
     )

@@ -1,20 +1,22 @@
 """From chat messages to the text of a prompt: which messages are taken, and how a trailing answer is continued.
 
-The rules are llama-server's. The template itself is the model's, rendered by model/chat_template.py.
+The rules are llama-server's. The template is the model's or an adapter's, rendered by model/chat_template.py.
 """
 
 from collections.abc import Mapping
 
-from server.engine import Engine
-from server.errors import BodyInvalid, FieldInvalid
+from model.chat_template import ChatTemplate
+from server.errors import BodyInvalid, FeatureOff, FieldInvalid
 from server.fields import json_type
 from server.schemas import ChatFields
 
 
-def render_chat(engine: Engine, body: ChatFields) -> str:
+def render_chat(template: ChatTemplate | None, body: ChatFields) -> str:
     """Return the prompt of a conversation. A trailing assistant message is left open, for the model to continue.
-    Raises RequestError.
+    Raises RequestError, or TemplateError where the template refuses.
     """
+    if template is None:
+        raise FeatureOff("this model has no chat template; start the server with --chat-template")
     if body.messages is None:
         raise BodyInvalid("'messages' is required")
     messages = [_read_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
@@ -23,8 +25,8 @@ def render_chat(engine: Engine, body: ChatFields) -> str:
         variables["reasoning_effort"] = body.reasoning_effort
     begun = _begun_answer(messages, body)
     if begun is None:
-        return engine.render_chat(messages, add_generation_prompt=body.add_generation_prompt, variables=variables)
-    return engine.render_chat(messages[:-1], add_generation_prompt=True, variables=variables) + begun
+        return template.render(messages, add_generation_prompt=body.add_generation_prompt, variables=variables)
+    return template.render(messages[:-1], add_generation_prompt=True, variables=variables) + begun
 
 
 def _begun_answer(messages: list[dict[str, object]], body: ChatFields) -> str | None:

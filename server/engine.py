@@ -1,6 +1,5 @@
 """What the routes need once the model is ready, as one value. Built by lifecycle.py, and by tests around fakes."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from model.chat_template import ChatTemplate
@@ -9,8 +8,9 @@ from scheduler.batch import SamplingParams
 from scheduler.loop import StepLoop
 from server.adapter_registry import AdapterRegistry
 from server.departures import Departures
-from server.errors import FeatureOff
+from server.engine_users import EngineUsers
 from server.metrics import Metrics
+from server.response_cache import ResponseCache
 from server.schemas import UnknownFields
 from server.settings import Settings
 
@@ -46,12 +46,15 @@ class Engine:
     settings: Settings
     model: ModelCard
     tokenizer: Tokenizer
+    """The base model's. Requests are read with that of their list."""
     chat_template: ChatTemplate | None
     adapters: AdapterRegistry
     loop: StepLoop
     metrics: Metrics
     departures: Departures
+    responses: ResponseCache
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
+    users: EngineUsers = field(default_factory=EngineUsers)
 
     @property
     def default_sampling(self) -> SamplingParams:
@@ -68,17 +71,3 @@ class Engine:
             frequency_penalty=settings.frequency_penalty,
             seed=settings.seed % 2**32,
         )
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        *,
-        add_generation_prompt: bool,
-        variables: Mapping[str, object],
-    ) -> str:
-        """Return the prompt of a conversation. Raises FeatureOff where the model has no chat template, TemplateError
-        where it refuses.
-        """
-        if self.chat_template is None:
-            raise FeatureOff("this model has no chat template; start the server with --chat-template")
-        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)

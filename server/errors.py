@@ -8,6 +8,10 @@ RequestError
 ├── FieldInvalid        one field of it is
 ├── ApiKeyInvalid
 ├── PathUnknown
+├── ClientLeft          nobody will read the answer
+├── PathForbidden       a file or folder outside those that a setting allows
+├── LoadInProgress      another model is being loaded
+├── ModelRefused        the next model, or an adapter for it, cannot be loaded; the present one is served on
 ├── ModelUnknown        `model` names nothing that is served
 ├── FeatureOff          a setting switches the route off
 ├── ModelLoading
@@ -22,6 +26,7 @@ import json
 
 from starlette.responses import Response
 
+from model.adapter_tensors import AdapterError
 from model.chat_template import TemplateError
 from scheduler.errors import PromptRefused, PromptTooLong, Unavailable
 
@@ -57,6 +62,25 @@ class PathUnknown(RequestError):
 
     def __init__(self) -> None:
         super().__init__("File Not Found")
+
+
+class ClientLeft(RequestError):
+    """The client has gone away before its request had begun; the answer is for the log."""
+
+    def __init__(self) -> None:
+        super().__init__("the client has gone away")
+
+
+class PathForbidden(RequestError):
+    """The request names a file or folder that a setting keeps out of reach."""
+
+
+class LoadInProgress(RequestError):
+    """A model is being loaded already, and there is one such load at a time."""
+
+
+class ModelRefused(RequestError):
+    """The model that was to be served next cannot be; nothing has changed."""
 
 
 class ModelUnknown(RequestError):
@@ -111,8 +135,13 @@ _TABLE: dict[type[Exception], tuple[int, str]] = {
     PromptTooLong: (400, "exceed_context_size_error"),
     PromptRefused: (400, "invalid_request_error"),
     ApiKeyInvalid: (401, "authentication_error"),
+    ModelRefused: (400, "invalid_request_error"),
+    PathForbidden: (403, "permission_error"),
+    LoadInProgress: (409, "conflict_error"),
     PathUnknown: (404, "not_found_error"),
     ModelUnknown: (404, "not_found_error"),
+    ClientLeft: (499, "invalid_request_error"),
+    AdapterError: (500, "server_error"),
     GenerationFailed: (500, "server_error"),
     FeatureOff: (501, "not_supported_error"),
     ModelLoading: (503, "unavailable_error"),

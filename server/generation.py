@@ -10,6 +10,7 @@ from typing import TypeAlias
 from model.tokenizer import Tokenizer
 from scheduler.batch import SamplingParams
 from scheduler.request import Request
+from server.adapter_registry import ServedList
 from server.engine import Engine
 from server.errors import BodyInvalid, FieldInvalid
 from server.fields import json_type
@@ -31,6 +32,8 @@ class Choice:
     index: int
     prompt_index: int
     request: Request
+    served: ServedList
+    """The same for all choices of a body."""
 
 
 def read_prompts(value: object) -> list[Prompt]:
@@ -101,27 +104,25 @@ def checked_token_id(tokenizer: Tokenizer, token_id: int, field: str) -> int:
 
 
 async def make_choices(
-    engine: Engine, body: GenerationBody, prompts: Sequence[Prompt], field: str = "prompt"
+    engine: Engine, body: GenerationBody, served: ServedList, prompts: Sequence[Prompt], field: str = "prompt"
 ) -> list[Choice]:
-    """Return one request for each of the `n` choices of each prompt, in the order of the answer. Raises FieldInvalid.
+    """Return one request for each of the `n` choices of each prompt, in the order of the answer, attached to `served`.
 
-    The adapter list is resolved before anything is awaited, so scales that are set while a long prompt is tokenised do
-    not change it; where its activated adapters act is a matter of the tokens. `field` is where the prompts come from,
-    for messages.
+    Where the activated adapters of the list act is a matter of the tokens. `field` is where the prompts come from, for
+    messages. Raises FieldInvalid, and AdapterUnloaded where the list was taken away meanwhile.
     """
     num_slots = engine.loop.scheduler.limits.num_slots
     if body.n > num_slots:
         raise FieldInvalid("n_cmpl", f"Value must be between 1 <= value <= {num_slots}, but got {body.n}")
     if body.best_of is not None and body.best_of not in (1, body.n):
         raise FieldInvalid("best_of", f"is supported only as 1 or as n, which is {body.n}, but got {body.best_of}")
-    wanted = engine.adapters.resolve(body.lora, body.model)
-    tokenizer = engine.tokenizer
-    sampling = _sampling(engine, body)
+    tokenizer = served.tokenizer
+    sampling = _sampling(engine, body, tokenizer)
     max_new_tokens = _max_new_tokens(engine, body)
     eog_ids: frozenset[int] = frozenset() if body.ignore_eos else tokenizer.eog_ids
     encoded = [await encode_prompt(tokenizer, prompt, field) for prompt in prompts]
-    in_effect = [engine.adapters.activate(wanted, prompt) for prompt in encoded]
-    return [
+    in_effect = [served.activate(prompt) for prompt in encoded]
+    choices = [
         Choice(
             index=prompt_index * body.n + choice_index,
             prompt_index=prompt_index,
@@ -136,10 +137,13 @@ async def make_choices(
                 reuse_prefix=body.cache_prompt,
                 activations=activations,
             ),
+            served=served,
         )
         for prompt_index, (prompt, (key, activations)) in enumerate(zip(encoded, in_effect, strict=True))
         for choice_index in range(body.n)
     ]
+    served.attach(choice.request.request_id for choice in choices)
+    return choices
 
 
 def _max_new_tokens(engine: Engine, body: GenerationBody) -> int:
@@ -148,7 +152,7 @@ def _max_new_tokens(engine: Engine, body: GenerationBody) -> int:
     return engine.model.n_ctx if wanted < 0 else max(wanted, 1)
 
 
-def _sampling(engine: Engine, body: GenerationBody) -> SamplingParams:
+def _sampling(engine: Engine, body: GenerationBody, tokenizer: Tokenizer) -> SamplingParams:
     default = engine.default_sampling
     return SamplingParams(
         temperature=default.temperature if body.temperature is None else max(body.temperature, 0.0),
@@ -160,7 +164,7 @@ def _sampling(engine: Engine, body: GenerationBody) -> SamplingParams:
         repeat_penalty=default.repeat_penalty if body.repeat_penalty is None else body.repeat_penalty,
         presence_penalty=default.presence_penalty if body.presence_penalty is None else body.presence_penalty,
         frequency_penalty=default.frequency_penalty if body.frequency_penalty is None else body.frequency_penalty,
-        logit_bias=_logit_bias(engine.tokenizer, body),
+        logit_bias=_logit_bias(tokenizer, body),
         seed=_seed(default.seed if body.seed is None else body.seed),
         num_logprobs=body.num_logprobs,
     )

@@ -5,8 +5,10 @@ as there.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from model.tokenizer import Tokenizer
 from scheduler.batch import Sample, SamplingParams
 from scheduler.events import FinishReason
+from server.adapter_registry import ServedList
 from server.engine import Engine
 from server.schemas import GenerationBody
 from server.streaming import Json
@@ -23,6 +25,7 @@ class NativeDialect:
 
     engine: Engine
     body: GenerationBody
+    served: ServedList
     has_many: bool
     """Whether the answer is an array: several prompts, or several choices."""
     end_of_stream: bytes = b""
@@ -39,13 +42,13 @@ class NativeDialect:
             "tokens": [sample.token_id for sample in piece.samples],
             "stop": False,
             "id_slot": transcript.slot_id,
-            "tokens_predicted": transcript.num_generated,
+            "tokens_predicted": piece.num_generated,
             "tokens_evaluated": transcript.num_prompt,
         }
         if self.body.timings_per_token:
             frame["timings"] = timings(transcript)
         if self.body.num_logprobs:
-            frame["completion_probabilities"] = [probability(self.engine, sample) for sample in piece.samples]
+            frame["completion_probabilities"] = [probability(self.served.tokenizer, sample) for sample in piece.samples]
         return [frame]
 
     def closing(self, transcript: Transcript) -> list[Json]:
@@ -76,8 +79,8 @@ class NativeDialect:
             "model": self.engine.model.name,
             "tokens_predicted": transcript.num_generated,
             "tokens_evaluated": transcript.num_prompt,
-            "generation_settings": generation_settings(self.engine, self.body, transcript),
-            "prompt": self.engine.tokenizer.decode(request.prompt),
+            "generation_settings": generation_settings(self.body, transcript),
+            "prompt": self.served.tokenizer.decode(request.prompt),
             "has_new_line": "\n" in transcript.text,
             "truncated": False,
             "stop_type": _STOP_TYPES.get(transcript.reason, "none"),
@@ -86,7 +89,9 @@ class NativeDialect:
             "timings": timings(transcript),
         }
         if self.body.num_logprobs and not is_stream:
-            result["completion_probabilities"] = [probability(self.engine, sample) for sample in transcript.samples]
+            result["completion_probabilities"] = [
+                probability(self.served.tokenizer, sample) for sample in transcript.samples
+            ]
         return result
 
 
@@ -133,15 +138,15 @@ def _ratio(amount: float, divisor: float) -> float:
     return amount / divisor if divisor else 0.0
 
 
-def probability(engine: Engine, sample: Sample) -> Json:
+def probability(tokenizer: Tokenizer, sample: Sample) -> Json:
     """Return a generated token with its log-probability and the most likely alternatives."""
     assert sample.logprob is not None
-    top = [_token(engine, item.token_id, item.logprob) for item in sample.top_logprobs]
-    return {**_token(engine, sample.token_id, sample.logprob), "top_logprobs": top}
+    top = [_token(tokenizer, item.token_id, item.logprob) for item in sample.top_logprobs]
+    return {**_token(tokenizer, sample.token_id, sample.logprob), "top_logprobs": top}
 
 
-def _token(engine: Engine, token_id: int, logprob: float) -> Json:
-    piece = engine.tokenizer.piece(token_id)
+def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> Json:
+    piece = tokenizer.piece(token_id)
     return {
         "id": token_id,
         "token": piece.decode("utf-8", errors="replace"),
@@ -150,7 +155,7 @@ def _token(engine: Engine, token_id: int, logprob: float) -> Json:
     }
 
 
-def generation_settings(engine: Engine, body: GenerationBody, transcript: Transcript) -> Json:
+def generation_settings(body: GenerationBody, transcript: Transcript) -> Json:
     """Return what the answer was generated with: resolved seed and defaults, and the effective adapter list."""
     request = transcript.request
     return {
@@ -169,7 +174,7 @@ def generation_settings(engine: Engine, body: GenerationBody, transcript: Transc
         "samplers": ["penalties", "top_k", "top_p", "min_p", "temperature"],
         "timings_per_token": body.timings_per_token,
         "post_sampling_probs": False,
-        "lora": engine.adapters.scales_of(request.key),
+        "lora": transcript.choice.served.scales_of(request.key),
     }
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from scheduler.batch import Sample
 from scheduler.events import FinishReason
+from server.adapter_registry import ServedList
 from server.engine import Engine
 from server.native_format import probability, timings
 from server.schemas import GenerationBody
@@ -28,6 +29,7 @@ class OpenAIDialect:
 
     engine: Engine
     body: GenerationBody
+    served: ServedList
     form: Literal["text", "chat"]
     end_of_stream: bytes = DONE
     answer_id: str = field(default_factory=lambda: "chatcmpl-" + secrets.token_hex(16))
@@ -46,7 +48,7 @@ class OpenAIDialect:
         delta: Json = {"content": piece.text} if self.form == "chat" else {"text": piece.text}
         chunk = self._chunk(transcript, delta, None, piece.samples)
         if self.body.stream_options.continuous_usage_stats:
-            chunk["usage"] = usage([transcript])
+            chunk["usage"] = usage([transcript], piece.num_generated)
         if self.body.timings_per_token:
             chunk["timings"] = timings(transcript)
         return [chunk]
@@ -97,11 +99,10 @@ class OpenAIDialect:
 
     def _envelope(self, choices: list[Json], *, is_chunk: bool) -> Json:
         kind = "text_completion" if self.form == "text" else "chat.completion.chunk" if is_chunk else "chat.completion"
-        model = self.body.model if self.engine.adapters.names_adapter(self.body.model) else self.engine.model.name
         return {
             "choices": choices,
             "created": self.created_s,
-            "model": model,
+            "model": self.served.model or self.engine.model.name,
             "system_fingerprint": BUILD,
             "object": kind,
             "id": self.answer_id,
@@ -110,7 +111,7 @@ class OpenAIDialect:
     def _logprobs(self, samples: Sequence[Sample]) -> Json | None:
         if self.body.num_logprobs is None:
             return None
-        return {"content": [probability(self.engine, sample) for sample in samples]}
+        return {"content": [probability(self.served.tokenizer, sample) for sample in samples]}
 
 
 def finish_reason(transcript: Transcript) -> str:
@@ -118,11 +119,14 @@ def finish_reason(transcript: Transcript) -> str:
     return "length" if transcript.reason is FinishReason.LIMIT else "stop"
 
 
-def usage(transcripts: Sequence[Transcript]) -> Json:
-    """Return the token counts of the answers together. A prompt counts once, however many choices it has."""
+def usage(transcripts: Sequence[Transcript], num_generated: int | None = None) -> Json:
+    """Return the token counts of the answers together. A prompt counts once, however many choices it has;
+    `num_generated` is what was generated up to some point, None where all of it counts.
+    """
     prompts = {transcript.choice.prompt_index: transcript for transcript in reversed(transcripts)}
     num_prompt = sum(transcript.num_prompt for transcript in prompts.values())
-    num_generated = sum(transcript.num_generated for transcript in transcripts)
+    if num_generated is None:
+        num_generated = sum(transcript.num_generated for transcript in transcripts)
     return {
         "completion_tokens": num_generated,
         "prompt_tokens": num_prompt,

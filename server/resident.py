@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias
 from model.adapter_tokenizer import AdapterTokenizer
 from scheduler.cohort import AdapterId
 from server.adapter_catalog import AdapterEntry
+from server.errors import BodyInvalid, ModelUnknown
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,11 +69,11 @@ class Lease:
             self._on_release(self)
 
 
-class AdapterListTooLong(ValueError):
+class AdapterListTooLong(BodyInvalid, ValueError):
     """The adapters of a list do not fit in memory together, whatever else goes. Names them and the limit."""
 
 
-class AdapterUnloaded(LookupError):
+class AdapterUnloaded(ModelUnknown):
     """An adapter was unloaded while a request waited for it."""
 
     def __init__(self, name: str) -> None:

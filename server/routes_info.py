@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from scheduler.request import Request as GenerationRequest
+from server.adapter_catalog import Mix, shortest
 from server.door import Door, engine_of
 from server.engine import Engine
 from server.errors import FeatureOff, JsonResponse, NoSlotFree, ServerClosing
@@ -24,7 +25,7 @@ async def health(request: Request) -> Response:
 
 
 async def models(request: Request) -> Response:
-    """List the base model, then the adapters by name; in `models` what llama-server's clients read."""
+    """List the base model, then the adapters and the mixes of them; in `models` what llama-server's clients read."""
     engine = engine_of(request)
     card = engine.model
     entry: Json = {
@@ -63,11 +64,18 @@ def _served_models(engine: Engine) -> list[Json]:
         "ftype": card.file_type,
     }
     base: Json = {"id": card.name, "aliases": list(card.names), "tags": [], **common, "root": card.path, "parent": None}
+    catalog = engine.adapters.catalog
     adapters: list[Json] = [
-        {"id": adapter.name, **common, "root": adapter.path, "parent": card.name}
-        for adapter in engine.adapters.adapters
+        {"id": entry.name, **common, "root": entry.path, "parent": card.name} for entry in catalog.entries
     ]
-    return [{**base, "meta": meta}, *adapters]
+    mixes: list[Json] = [
+        {"id": mix.name, **common, "root": card.path, "parent": card.name, "lora": _parts(mix)} for mix in catalog.mixes
+    ]
+    return [{**base, "meta": meta}, *adapters, *mixes]
+
+
+def _parts(mix: Mix) -> list[Json]:
+    return [{"name": name, "scale": shortest(scale)} for name, scale in mix.parts]
 
 
 def _in_words(num_params: int) -> str:
@@ -82,7 +90,7 @@ async def props(request: Request) -> Response:
     return JsonResponse(
         {
             "default_generation_settings": {
-                "params": {**sampling, "n_predict": settings.n_predict, "lora": _current_lora(engine)},
+                "params": {**sampling, "n_predict": settings.n_predict, "lora": engine.adapters.current_scales()},
                 "n_ctx": card.n_ctx,
             },
             "total_slots": engine.loop.scheduler.limits.num_slots,
@@ -100,10 +108,6 @@ async def props(request: Request) -> Response:
             "is_sleeping": False,
         }
     )
-
-
-def _current_lora(engine: Engine) -> list[Json]:
-    return engine.adapters.scales_of(engine.adapters.current_key)
 
 
 async def slots(request: Request) -> Response:

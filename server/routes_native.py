@@ -4,6 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from server.arrival import list_for_answer, list_for_now
 from server.chat import render_chat
 from server.door import engine_of
 from server.errors import FieldInvalid, JsonResponse
@@ -18,23 +19,26 @@ async def completion(request: Request) -> Answer:
     """Complete one or several prompts."""
     engine = engine_of(request)
     body = await read_body(request, CompletionBody, engine.unknown_fields)
-    choices = await make_choices(engine, body, read_prompts(body.prompt))
-    return Answer(engine, choices, body, NativeDialect(engine, body, has_many=len(choices) > 1))
+    async with list_for_answer(request, engine, body) as served:
+        choices = await make_choices(engine, body, served, read_prompts(body.prompt))
+        return Answer(engine, choices, body, NativeDialect(engine, body, served, has_many=len(choices) > 1))
 
 
 async def tokenize(request: Request) -> Response:
     """Turn text, or a list of texts and token ids, into tokens."""
     engine = engine_of(request)
     body = await read_body(request, TokenizeBody, engine.unknown_fields)
+    async with list_for_now(request, engine, body) as served:
+        tokenizer = served.tokenizer
     ids: tuple[int, ...] = ()
     if body.content is not None:
         prompt = read_prompt(body.content, "content")
         ids = await encode_prompt(
-            engine.tokenizer, prompt, "content", add_special=body.add_special, parse_special=body.parse_special
+            tokenizer, prompt, "content", add_special=body.add_special, parse_special=body.parse_special
         )
     if not body.with_pieces:
         return JsonResponse({"tokens": ids})
-    pieces = [{"id": token_id, "piece": _piece(engine.tokenizer.piece(token_id))} for token_id in ids]
+    pieces = [{"id": token_id, "piece": _piece(tokenizer.piece(token_id))} for token_id in ids]
     return JsonResponse({"tokens": pieces})
 
 
@@ -51,12 +55,14 @@ async def detokenize(request: Request) -> Response:
     """
     engine = engine_of(request)
     body = await read_body(request, DetokenizeBody, engine.unknown_fields)
+    async with list_for_now(request, engine, body) as served:
+        tokenizer = served.tokenizer
     ids = []
     for index, token_id in enumerate(body.tokens):
         if not isinstance(token_id, int) or not is_id(token_id):
             raise FieldInvalid(f"tokens[{index}]", f"must be a token id, but is {json_type(token_id)}")
-        ids.append(checked_token_id(engine.tokenizer, token_id, f"tokens[{index}]"))
-    text = engine.tokenizer.decode(ids)
+        ids.append(checked_token_id(tokenizer, token_id, f"tokens[{index}]"))
+    text = tokenizer.decode(ids)
     return JsonResponse({"content": text, "prompt": text})
 
 
@@ -64,7 +70,8 @@ async def apply_template(request: Request) -> Response:
     """Render chat messages into the prompt they would make."""
     engine = engine_of(request)
     body = await read_body(request, ChatFields, engine.unknown_fields)
-    return JsonResponse({"prompt": render_chat(engine, body)})
+    async with list_for_now(request, engine, body) as served:
+        return JsonResponse({"prompt": render_chat(served.chat_template, body)})
 
 
 routes = [

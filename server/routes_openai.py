@@ -3,6 +3,7 @@
 from starlette.requests import Request
 from starlette.routing import Route
 
+from server.arrival import list_for_answer
 from server.chat import render_chat
 from server.door import engine_of
 from server.errors import FieldInvalid
@@ -17,8 +18,9 @@ async def completions(request: Request) -> Answer:
     engine = engine_of(request)
     body = await read_body(request, CompletionBody, engine.unknown_fields)
     _refuse_native_fields(body)
-    choices = await make_choices(engine, body, read_prompts(body.prompt))
-    return Answer(engine, choices, body, OpenAIDialect(engine, body, "text"))
+    async with list_for_answer(request, engine, body) as served:
+        choices = await make_choices(engine, body, served, read_prompts(body.prompt))
+        return Answer(engine, choices, body, OpenAIDialect(engine, body, served, "text"))
 
 
 async def chat_completions(request: Request) -> Answer:
@@ -26,8 +28,10 @@ async def chat_completions(request: Request) -> Answer:
     engine = engine_of(request)
     body = await read_body(request, ChatBody, engine.unknown_fields)
     _refuse_native_fields(body)
-    choices = await make_choices(engine, body, [(render_chat(engine, body),)], "messages")
-    return Answer(engine, choices, body, OpenAIDialect(engine, body, "chat"))
+    async with list_for_answer(request, engine, body) as served:
+        prompt = render_chat(served.chat_template, body)
+        choices = await make_choices(engine, body, served, [(prompt,)], "messages")
+        return Answer(engine, choices, body, OpenAIDialect(engine, body, served, "chat"))
 
 
 def _refuse_native_fields(body: GenerationBody) -> None:

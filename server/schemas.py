@@ -34,14 +34,19 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: Flag = False
 
 
-class GenerationBody(BaseModel, ABC):
-    """What the generating routes have in common. None: the server's default."""
+class ListFields(BaseModel):
+    """How a body chooses its adapter list."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     model: Text | None = None
     lora: object = None
-    """Read by the adapter registry, the one place that knows the rules."""
+    """Read by the adapter catalog, the one place that knows the rules."""
+
+
+class GenerationBody(ListFields, ABC):
+    """What the generating routes have in common. None: the server's default."""
+
     n_predict: Annotated[int, whole(-1)] | None = Field(
         None, validation_alias=AliasChoices("n_predict", "max_completion_tokens", "max_tokens")
     )
@@ -92,10 +97,8 @@ class CompletionBody(GenerationBody):
         return self.n_probs or None
 
 
-class ChatFields(BaseModel):
+class ChatFields(ListFields):
     """What makes a chat prompt: the fields of /apply-template."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     messages: JsonArray | None = None
     add_generation_prompt: Flag = True
@@ -120,7 +123,7 @@ class ChatBody(ChatFields, GenerationBody):
         return 20 if self.top_logprobs is None else self.top_logprobs
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(ListFields):
     """The body of /tokenize. `prompt` and `add_special_tokens` are what load tools for vLLM send."""
 
     content: object = Field(None, validation_alias=AliasChoices("content", "prompt"))
@@ -129,7 +132,7 @@ class TokenizeBody(BaseModel):
     with_pieces: Flag = False
 
 
-class DetokenizeBody(BaseModel):
+class DetokenizeBody(ListFields):
     """The body of /detokenize."""
 
     tokens: JsonArray = []

@@ -5,7 +5,7 @@ token.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers
@@ -13,12 +13,15 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from model.tokenizer import Tokenizer
 from model.vocabulary import Vocabulary, byte_level_piece
 from scheduler.batch import BLOCK_SIZE, Batch, Row, RowFault, Sample, StepOutput, TokenLogprob
-from scheduler.cohort import AdapterId, CohortKey
+from scheduler.cohort import AdapterId, CohortKey, cohort_key
 from scheduler.core import SchedulerLimits
 from server.adapter_arguments import AdapterArgument
-from server.adapter_registry import AdapterCard
-from server.assembly import assemble
+from server.adapter_catalog import AdapterEntry
+from server.adapter_registry import ServedList
+from server.assembly import assemble, first_adapters
+from server.catalog_opening import model_names, open_catalog
 from server.engine import Engine, ModelCard
+from server.resident import ResidentAdapter
 from server.settings import Settings
 
 BOS, EOS, TURN = 256, 257, 258
@@ -156,9 +159,36 @@ class FakeExecutor:
         return Sample(row.request_id, token_id, -0.25, tuple(top[: row.sampling.num_logprobs]))
 
 
-def adapter_card(index: int) -> AdapterCard:
-    """Return the adapter that the command line names at `index`."""
-    return AdapterCard(AdapterId(index, f"digest{index}"), f"adapter{index}", f"adapter{index}.gguf", f"task {index}")
+def fake_resident(entry: AdapterEntry, load_id: int) -> ResidentAdapter:
+    """Return an adapter as its loading makes it: its digest tells its path."""
+    return ResidentAdapter(
+        id=AdapterId(load_id, f"digest of {entry.path}"),
+        name=entry.name,
+        path=entry.path,
+        num_bytes=100,
+        task_name=f"task {entry.id}",
+    )
+
+
+class FakeLoader:
+    """Loads without files or waiting, and knows what is in memory."""
+
+    def __init__(self, make: Callable[[AdapterEntry, int], ResidentAdapter] = fake_resident) -> None:
+        self.make = make
+        self.loaded: list[str] = []
+        """Names, in the order of their loading."""
+
+    def estimate_bytes(self, entry: AdapterEntry) -> int:
+        """Return what every adapter takes."""
+        return 100
+
+    async def load(self, entry: AdapterEntry, load_id: int) -> ResidentAdapter:
+        """Return what `make` makes, or raise what it raises."""
+        self.loaded.append(entry.name)
+        return self.make(entry, load_id)
+
+    async def drop(self, resident: ResidentAdapter) -> None:
+        """Nothing is held."""
 
 
 def fake_settings(num_adapters: int = 2) -> Settings:
@@ -191,15 +221,16 @@ def fake_engine(
     executor: FakeExecutor,
     settings: Settings | None = None,
     limits: SchedulerLimits | None = None,
-    adapters: Sequence[AdapterCard] | None = None,
+    loader: FakeLoader | None = None,
     chat_template: str | None = CHAT_TEMPLATE,
+    previous: Engine | None = None,
 ) -> Engine:
     """Return an engine around `executor`, composed as the real one is."""
     settings = settings or fake_settings()
     tokenizer = byte_tokenizer(chat_template)
     card = ModelCard(
-        names=("fake",),
-        path="fake.gguf",
+        names=model_names(settings),
+        path=str(settings.model),
         family="llama",
         format="gguf",
         file_type="F32",
@@ -210,6 +241,33 @@ def fake_engine(
         n_params=1234,
         num_bytes=4936,
     )
-    if adapters is None:
-        adapters = [adapter_card(index) for index in range(len(settings.adapters))]
-    return assemble(settings, card, tokenizer, tokenizer.chat_template, adapters, limits or fake_limits(), executor)
+    made = loader or FakeLoader()
+    catalog = open_catalog(settings) if previous is None else previous.adapters.catalog.with_base(card.names)
+    residents = {entry: made.make(entry, next(catalog.load_ids)) for entry in first_adapters(catalog, previous)}
+    limits = limits or fake_limits()
+    template = tokenizer.chat_template
+    return assemble(
+        settings, card, tokenizer, template, limits, executor, catalog, lambda loop: made, residents, previous
+    )
+
+
+def base_list() -> ServedList:
+    """Return the list of no adapters, of a server without any."""
+    served = fake_engine(FakeExecutor(), fake_settings(num_adapters=0)).adapters.try_serve(())
+    assert served is not None
+    return served
+
+
+def key_of(engine: Engine, lora: object = None, model: str | None = None) -> CohortKey:
+    """Return the key of a request with these fields, whose adapters are in memory."""
+    scales = []
+    for entry, scale in engine.adapters.catalog.resolve(lora, model):
+        resident = engine.adapters.residency.resident(entry)
+        assert resident is not None, f"{entry.name} is not in memory"
+        scales.append((resident.id, scale))
+    return cohort_key(scales)
+
+
+def current_key(engine: Engine) -> CohortKey:
+    """Return the key of a request that names no list."""
+    return key_of(engine)

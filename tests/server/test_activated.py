@@ -116,8 +116,9 @@ def test_a_prompt_without_the_invocation_is_answered_by_the_base_model(files: Fi
     prompt = [20, 7, 21, 9, 7]
     answer = ask(client, prompt, LATE)
     assert answer["tokens"] == generated(files.base, prompt)
-    assert answer["generation_settings"]["lora"] == [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 0.0}]
-    assert ask(client, [*prompt, 9], LATE)["generation_settings"]["lora"][0] == {"id": 0, "scale": 1.0}
+    assert [each["scale"] for each in answer["generation_settings"]["lora"]] == [0.0, 0.0]
+    invoked = ask(client, [*prompt, 9], LATE)["generation_settings"]["lora"]
+    assert [(each["id"], each["scale"]) for each in invoked] == [(0, 1.0), (1, 0.0)]
 
 
 def test_a_base_request_and_an_activated_one_share_the_blocks_before_the_invocation(client: httpx.Client) -> None:

@@ -1,5 +1,6 @@
 """The composition root, with real files: what HTTP answers is what transformers and PEFT compute."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,11 @@ from scheduler.request import Request
 from scheduler.turns import Draining
 from server.adapter_arguments import AdapterArgument
 from server.adapter_weights import AdapterWeight
-from server.assembly import adapter_names, choose_chat_template, load_engine, model_names
+from server.assembly import choose_chat_template, load_engine
 from server.settings import Settings
 from tests.model.adapter_makers import attach, make_peft_adapter, set_scales
 from tests.model.tiny import CHAT_TEMPLATE, make_model
-from tests.server.fakes import FakeExecutor, byte_tokenizer, fake_engine, fake_settings
+from tests.server.fakes import FakeExecutor, byte_tokenizer, current_key, fake_engine, fake_settings
 from tests.server.live import LiveServer
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -107,8 +108,8 @@ def test_answers_are_those_of_transformers_and_peft(files: Files) -> None:
 
 def test_adapters_can_start_at_zero(files: Files) -> None:
     engine = load_engine(settings_of(files, lora_init_without_apply=True))
-    assert engine.adapters.scales == (0.0, 0.0)
-    assert engine.adapters.current_key == ()
+    assert [engine.adapters.catalog.scale_of(entry) for entry in engine.adapters.catalog.entries] == [0.0, 0.0]
+    assert current_key(engine) == ()
 
 
 def test_the_engine_tells_what_it_serves(files: Files) -> None:
@@ -117,7 +118,7 @@ def test_the_engine_tells_what_it_serves(files: Files) -> None:
     assert engine.model.n_ctx == 128
     assert engine.model.n_vocab == files.base.config.vocab_size
     assert engine.model.path == str(files.model)
-    assert [card.name for card in engine.adapters.adapters] == ["first", "second"]
+    assert [entry.name for entry in engine.adapters.catalog.entries] == ["first", "second"]
     assert engine.loop.scheduler.limits.num_slots == 2
     assert engine.chat_template is not None
     assert engine.chat_template.source == CHAT_TEMPLATE
@@ -146,7 +147,7 @@ def test_weights_reach_the_scheduler_by_the_adapters_names(files: Files) -> None
     queue = engine.loop.scheduler.queue
     assert isinstance(queue, FairQueue)
     assert queue.settings == FairnessSettings(max_wait_s=0.5, slack_tokens=7, max_active_lists=1)
-    keys = [engine.adapters.resolve(None, model) for model in ("first", "second")]
+    keys = [asyncio.run(engine.adapters.acquire(None, model)).key for model in ("first", "second")]
     for request_id, key in enumerate(keys):
         queue.push(Request(request_id, key, (1,), SamplingParams(), 1), 0.0)
     for key in keys:
@@ -160,24 +161,6 @@ def test_the_policy_is_the_settings_one(policy: str, queue: type) -> None:
     scheduler = fake_engine(FakeExecutor(), settings).loop.scheduler
     assert isinstance(scheduler.queue, queue)
     assert isinstance(scheduler.turns, Draining) == (policy == "drain")
-
-
-def test_a_model_without_an_alias_is_called_by_its_path() -> None:
-    assert model_names(Settings.model_validate({"model": "some/file.gguf"})) == ("some/file.gguf",)
-
-
-def test_adapters_are_named_after_their_files_and_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    paths = ["a/pirate", "b/pirate.gguf", "c/pirate/", "fake", "base", "x,y.gguf", "."]
-    assert adapter_names(paths, taken=["fake", "base"]) == [
-        "pirate",
-        "pirate-2",
-        "pirate-3",
-        "fake-2",
-        "base-2",
-        "x_y",
-        tmp_path.name,
-    ]
 
 
 def test_a_template_of_the_settings_goes_before_the_models(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def engine() -> Engine:
 
 def render(engine: Engine, **body: object) -> str:
     """Render the body of a request."""
-    return render_chat(engine, parse(ChatFields, body))
+    return render_chat(engine.chat_template, parse(ChatFields, body))
 
 
 @pytest.mark.parametrize(

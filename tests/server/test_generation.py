@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from scheduler.events import FinishReason
 from server.engine import Engine
 from server.errors import BodyInvalid, FieldInvalid, RequestError
 from server.generation import Choice, encode_prompt, make_choices, read_prompts
@@ -20,7 +21,16 @@ def engine() -> Engine:
 
 def choices(engine: Engine, **body: object) -> list[Choice]:
     """The requests that a body makes for two prompts."""
-    return asyncio.run(make_choices(engine, parse(CompletionBody, body), [(1, 2), (3,)]))
+
+    async def make() -> list[Choice]:
+        fields = parse(CompletionBody, body)
+        served = await engine.adapters.acquire(fields.lora, fields.model)
+        try:
+            return await make_choices(engine, fields, served, [(1, 2), (3,)])
+        finally:
+            served.release()
+
+    return asyncio.run(make())
 
 
 @pytest.mark.parametrize(
@@ -190,16 +200,16 @@ def test_best_of_may_be_one_or_n(engine: Engine) -> None:
     assert len(choices(engine, n=2, best_of=2)) == len(choices(engine, n=2, best_of=1)) == 4
 
 
-def test_the_list_is_resolved_before_a_long_prompt_is_tokenised() -> None:
-    engine = fake_engine(FakeExecutor())
-    before = engine.adapters.current_key
+def test_all_choices_of_a_body_hold_one_list_until_all_have_ended(engine: Engine) -> None:
+    async def make() -> None:
+        fields = parse(CompletionBody, {"n": 2})
+        served = await engine.adapters.acquire(None, None)
+        made = await make_choices(engine, fields, served, [(1, 2), (3,)])
+        assert {choice.served for choice in made} == {served}
+        assert set(engine.adapters.requests_under(served.lease)) == {choice.request.request_id for choice in made}
+        for choice in made:
+            assert not served.lease.is_released
+            engine.adapters.observe(choice.request.finished(FinishReason.ABORT, "", 0.0))
+        assert served.lease.is_released
 
-    async def arrive_and_change() -> list[Choice]:
-        making = asyncio.create_task(make_choices(engine, parse(CompletionBody, {}), [("x" * 10_000,)]))
-        await asyncio.sleep(0)  # It runs up to its first await.
-        assert not making.done()
-        engine.adapters.set_scales([])
-        return await making
-
-    assert [choice.request.key for choice in asyncio.run(arrive_and_change())] == [before]
-    assert engine.adapters.current_key != before
+    asyncio.run(make())

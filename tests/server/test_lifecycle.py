@@ -16,7 +16,7 @@ from server.adapter_weights import AdapterWeight
 from server.engine import Engine
 from server.lifecycle import listen, read_api_keys, serve
 from server.settings import Settings
-from tests.server.fakes import BODIES, FakeExecutor, Turnstile, alphabet, fake_engine, fake_settings
+from tests.server.fakes import BODIES, FakeExecutor, Turnstile, alphabet, current_key, fake_engine, fake_settings
 from tests.server.live import LiveServer, frames, until
 
 
@@ -56,7 +56,7 @@ def test_running_requests_finish_and_new_ones_are_refused() -> None:
     stopping = Stopping(grace_s=20)
     server, turnstile = stopping.server, stopping.turnstile
     with server, server.client() as client, server.client() as other:
-        expected = alphabet(server.engine.adapters.current_key, 5)
+        expected = alphabet(current_key(server.engine), 5)
         body = {"prompt": "a", "n_predict": 5, "stream": True}
         with client.stream("POST", "/completion", json=body) as response:
             turnstile.let(1)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from tests.server.fakes import alphabet
+from tests.server.fakes import alphabet, current_key, key_of
 from tests.server.live import LiveServer
 
 
@@ -18,7 +18,7 @@ def openai_client(server: LiveServer) -> Iterator[openai.OpenAI]:
 
 def expected(server: LiveServer, length: int) -> str:
     """What the model says under the server's current scales."""
-    return alphabet(server.engine.adapters.current_key, length)
+    return alphabet(current_key(server.engine), length)
 
 
 def test_models_are_listed_base_first(openai_client: openai.OpenAI) -> None:
@@ -56,12 +56,12 @@ def test_a_text_is_streamed(openai_client: openai.OpenAI, server: LiveServer) ->
 def test_an_adapter_list_goes_in_the_extra_body(openai_client: openai.OpenAI, server: LiveServer) -> None:
     lora = [{"id": 0, "scale": 0.5}, {"id": 1, "scale": -0.25}]
     answer = openai_client.completions.create(model="fake", prompt="hi", max_tokens=4, extra_body={"lora": lora})
-    assert answer.choices[0].text == alphabet(server.engine.adapters.resolve(lora, None), 4)
+    assert answer.choices[0].text == alphabet(key_of(server.engine, lora, None), 4)
 
 
 def test_an_adapters_name_selects_it(openai_client: openai.OpenAI, server: LiveServer) -> None:
     answer = openai_client.completions.create(model="adapter1", prompt="hi", max_tokens=4)
-    assert answer.choices[0].text == alphabet(server.engine.adapters.resolve([{"id": 1, "scale": 1}], None), 4)
+    assert answer.choices[0].text == alphabet(key_of(server.engine, [{"id": 1, "scale": 1}], None), 4)
 
 
 def test_errors_are_the_clients_own(openai_client: openai.OpenAI) -> None:

@@ -47,7 +47,10 @@ def test_props_tell_the_setup(client: httpx.Client) -> None:
     assert props["default_generation_settings"]["n_ctx"] == N_CTX
     params = props["default_generation_settings"]["params"]
     assert (params["temperature"], params["top_k"], params["n_predict"]) == (0.8, 40, 8)
-    assert params["lora"] == [{"id": 0, "scale": 1.0}, {"id": 1, "scale": 1.0}]
+    assert params["lora"] == [
+        {"id": 0, "name": "adapter0", "scale": 1.0},
+        {"id": 1, "name": "adapter1", "scale": 1.0},
+    ]
     assert props["chat_template"].startswith("{% for message in messages %}")
     assert (props["bos_token"], props["eos_token"]) == ("<s>", "</s>")
     assert props["build_info"].startswith("b")
@@ -76,7 +79,10 @@ def test_a_busy_slot_shows_its_request_and_the_effective_list() -> None:
                 4,
                 0,
             )
-            assert slot["params"]["lora"] == [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 0.5}]
+            assert slot["params"]["lora"] == [
+                {"id": 0, "name": "adapter0", "scale": 0.0},
+                {"id": 1, "name": "adapter1", "scale": 0.5},
+            ]
             assert slot["params"]["n_predict"] == 9
             assert slot["next_token"] == [{"has_next_token": True, "n_remain": 7, "n_decoded": 2}]
             # A list that comes from the server's scales is shown as well.

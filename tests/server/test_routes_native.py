@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from tests.server.fakes import BOS, EOS, TURN, FakeExecutor, alphabet, fake_engine, says
+from tests.server.fakes import BOS, EOS, TURN, FakeExecutor, alphabet, current_key, fake_engine, says
 from tests.server.live import LiveServer, frames
 
 FINAL_KEYS = [
@@ -30,7 +30,7 @@ FINAL_KEYS = [
 
 def expected(server: LiveServer, length: int) -> str:
     """What the model says under the server's current scales."""
-    return alphabet(server.engine.adapters.current_key, length)
+    return alphabet(current_key(server.engine), length)
 
 
 @pytest.mark.parametrize("path", ["/completion", "/completions"])
@@ -105,7 +105,10 @@ def test_generation_settings_tell_what_was_used(client: httpx.Client) -> None:
     settings = client.post("/completion", json=body).json()["generation_settings"]
     assert (settings["temperature"], settings["top_k"], settings["seed"]) == (0.0, 7, 42)
     assert (settings["repeat_penalty"], settings["stop"], settings["n_predict"]) == (1.25, ["zz"], 2)
-    assert settings["lora"] == [{"id": 0, "scale": 0.0}, {"id": 1, "scale": 0.3}]
+    assert settings["lora"] == [
+        {"id": 0, "name": "adapter0", "scale": 0.0},
+        {"id": 1, "name": "adapter1", "scale": 0.3},
+    ]
     assert settings["logit_bias"] == [{"bias": None, "token": 65}, {"bias": 1.5, "token": 66}]
 
 

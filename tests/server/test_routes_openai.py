@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from tests.server.fakes import BODIES, FakeExecutor, alphabet, fake_engine, says
+from tests.server.fakes import BODIES, FakeExecutor, alphabet, current_key, fake_engine, says
 from tests.server.live import LiveServer, frames
 
 OPENAI_ROUTES = ["/v1/completions", "/v1/chat/completions", "/chat/completions"]
@@ -14,7 +14,7 @@ CHAT = {"messages": [{"role": "user", "content": "abc"}]}
 
 def expected(server: LiveServer, length: int) -> str:
     """What the model says under the server's current scales."""
-    return alphabet(server.engine.adapters.current_key, length)
+    return alphabet(current_key(server.engine), length)
 
 
 def test_a_text_completion_has_llama_servers_shape(client: httpx.Client, server: LiveServer) -> None:

@@ -16,7 +16,16 @@ import pytest
 from scheduler.batch import Row, RowFault, Sample
 from scheduler.cohort import CohortKey
 from scheduler.events import Finished, FinishReason
-from tests.server.fakes import NUM_SLOTS, FakeExecutor, Turnstile, alphabet, fake_engine, fake_limits, fake_settings
+from tests.server.fakes import (
+    NUM_SLOTS,
+    FakeExecutor,
+    Turnstile,
+    alphabet,
+    fake_engine,
+    fake_limits,
+    fake_settings,
+    key_of,
+)
 from tests.server.live import LiveServer, frames, until
 
 A, B = [{"id": 0, "scale": 1}], [{"id": 1, "scale": 1}]
@@ -68,7 +77,7 @@ class Held:
 
     def key(self, lora: object) -> CohortKey:
         """The key of an adapter list."""
-        return self.server.engine.adapters.resolve(lora, None)
+        return key_of(self.server.engine, lora, None)
 
     def stream(self, client: httpx.Client, lora: object, n_predict: int, **fields: object) -> httpx.Response:
         """Open a stream and do not read it."""

@@ -10,14 +10,14 @@ from scheduler.loop import TokenStream
 from scheduler.request import Request
 from server.generation import Choice
 from server.transcript import Piece, Transcript
-from tests.server.fakes import EOS, byte_tokenizer
+from tests.server.fakes import EOS, base_list, byte_tokenizer
 
 
 def transcript(stop: Sequence[str] = (), max_generation_ms: int = 0) -> Transcript:
     """An empty answer to a prompt of three tokens, admitted at 10 s."""
     request = Request(0, (), (1, 2, 3), SamplingParams(), 100, frozenset({EOS}))
     request.admitted_s = 10.0
-    choice, stream = Choice(0, 0, request), TokenStream(request)
+    choice, stream = Choice(0, 0, request, base_list()), TokenStream(request)
     return Transcript(choice, stream, Detokenizer(byte_tokenizer()), StopStrings(stop), max_generation_ms)
 
 
