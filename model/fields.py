@@ -93,3 +93,8 @@ def shorten(value: object) -> str:
     """Return a value as a message shows it: on one line, and no longer than a message should be."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def printable(text: str) -> str:
+    """Return a text with what cannot be shown, or sent as UTF-8, escaped: line ends, control characters, surrogates."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from model.config import CheckpointError
-from model.fields import Fields, read_json_object
+from model.fields import Fields, printable, read_json_object
 
 
 def test_values_come_out_in_their_types() -> None:
@@ -44,3 +44,8 @@ def test_a_field_passes_at_its_neutral_values_only() -> None:
 def test_an_unreadable_json_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"absent\.json: not a readable JSON file"):
         read_json_object(tmp_path / "absent.json")
+
+
+def test_what_cannot_be_shown_is_escaped() -> None:
+    assert printable("naïve ☃ 'q_proj'") == "naïve ☃ 'q_proj'"
+    assert printable("a\nb\x00\ud800\u2028") == "a\\nb\\x00\\ud800\\u2028"
