@@ -6,15 +6,22 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server import routes_adapters, routes_info, routes_native, routes_openai
+from server import routes_adapters, routes_admin, routes_info, routes_native, routes_openai
 from server.door import Cors, Door, Gate
 from server.errors import KNOWN, PathUnknown, error_response
+from server.model_swap import ServedModels
 
 
-def create_app(door: Door) -> Starlette:
+def create_app(door: Door, models: ServedModels) -> Starlette:
     """Return the application behind `door`. It answers at once, and serves when `door.engine` is set."""
     app = Starlette(
-        routes=[*routes_info.routes, *routes_adapters.routes, *routes_native.routes, *routes_openai.routes],
+        routes=[
+            *routes_info.routes,
+            *routes_adapters.routes,
+            *routes_native.routes,
+            *routes_openai.routes,
+            *routes_admin.routes,
+        ],
         middleware=[Middleware(Cors), Middleware(Gate, door=door)],
         exception_handlers={
             HTTPException: _unknown_path,
@@ -23,6 +30,7 @@ def create_app(door: Door) -> Starlette:
         },
     )
     app.state.door = door
+    app.state.models = models
     return app
 
 

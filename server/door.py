@@ -1,6 +1,7 @@
 """What every HTTP request passes before it reaches a route: CORS, the API key, and whether the model is there yet.
 
-Pure ASGI, so that streams and disconnects pass through untouched. Routes ask `engine_of` for the ready model.
+Pure ASGI, so that streams and disconnects pass through untouched. Routes ask `engine_of` for the model: a request has
+one from its beginning to its end, whichever is served to others meanwhile.
 """
 
 import secrets
@@ -14,6 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.engine import Engine
 from server.errors import ApiKeyInvalid, ModelLoading, RequestError, error_response
 
+_ENGINE = "cohort.engine"
+"""Its key in the scope of a request."""
 PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
 """Need no API key."""
 
@@ -24,7 +27,7 @@ class Door:
 
     api_keys: frozenset[str] = field(default=frozenset(), repr=False)
     engine: Engine | None = None
-    """None until the model is ready."""
+    """What new requests get; None until the first model is ready."""
     is_closing: bool = False
     """Whether the server shuts down: /health says so, and the step loop refuses new requests."""
 
@@ -40,10 +43,9 @@ class Door:
 
 
 def engine_of(request: Request) -> Engine:
-    """Return the ready model; `Gate` lets no route run before there is one."""
-    door: Door = request.app.state.door
-    assert door.engine is not None
-    return door.engine
+    """Return the model of a request; `Gate` lets no route run before there is one."""
+    engine: Engine = request.scope[_ENGINE]
+    return engine
 
 
 class Gate:
@@ -54,16 +56,21 @@ class Gate:
         self.door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
-        if refusal is None:
+        if scope["type"] != "http":
             await self.app(scope, receive, send)
-        else:
-            await error_response(refusal)(scope, receive, send)
+            return
+        engine = self.door.engine
+        refusal = self._refusal(scope)
+        if refusal is not None or engine is None:
+            await error_response(refusal or ModelLoading())(scope, receive, send)
+            return
+        with engine.users:
+            await self.app({**scope, _ENGINE: engine}, receive, send)
 
     def _refusal(self, scope: Scope) -> RequestError | None:
         if scope["path"] not in PUBLIC_PATHS and not self.door.knows(Headers(scope=scope)):
             return ApiKeyInvalid()
-        return ModelLoading() if self.door.engine is None else None
+        return None
 
 
 class Cors:

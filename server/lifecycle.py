@@ -2,7 +2,7 @@
 
 Startup: listen, load on a thread while every path answers 503, step. Shutdown, on SIGTERM or SIGINT: refuse new
 requests, let the accepted ones finish within the grace, end the rest with an error, close the connections. A second
-signal ends the process at once.
+signal ends the process at once. What happens between, when another model is loaded, is model_swap.py's business.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from server.app import create_app
 from server.assembly import load_engine
 from server.door import Door
 from server.engine import Engine
+from server.model_swap import LOAD_ERRORS, ServedModels
 from server.settings import Settings
 
 log = logging.getLogger("cohort")
@@ -42,14 +43,22 @@ class _WebServer(uvicorn.Server):
 class Service:
     """One server: its door, its HTTP side, and how to load its engine."""
 
-    def __init__(self, settings: Settings, load: Callable[[Settings], Engine] = load_engine) -> None:
-        """Raises OSError where the file of API keys cannot be read."""
+    def __init__(
+        self,
+        settings: Settings,
+        load: Callable[[Settings], Engine] = load_engine,
+        load_next: Callable[[Settings, Engine], Engine] = load_engine,
+    ) -> None:
+        """`load_next` loads the engine that follows another. Raises OSError where the file of API keys cannot be
+        read.
+        """
         self.settings = settings
         self.door = Door(api_keys=read_api_keys(settings))
+        self.models = ServedModels(self.door, load_next)
         self.stopping = asyncio.Event()
         self._load = load
         config = uvicorn.Config(
-            create_app(self.door),
+            create_app(self.door, self.models),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -64,43 +73,28 @@ class Service:
         """Serve on `listener` until `stopping` is set or something fails; return the exit code."""
         serving = asyncio.create_task(self._web.serve([listener]), name="http")
         try:
-            engine = await asyncio.to_thread(self._load, self.settings)
-        except (ValueError, OSError, MemoryError, RuntimeError) as error:  # torch's own errors are RuntimeErrors
+            self.models.serve(await asyncio.to_thread(self._load, self.settings))
+        except LOAD_ERRORS as error:
             log.error("cannot start: %s", str(error) or type(error).__name__)
             log.debug("where it failed:", exc_info=error)
             return 1
         else:
-            return await self._run_engine(engine)
+            return await self._until_stopped()
         finally:
             self._web.should_exit = True
             await serving
 
-    async def _run_engine(self, engine: Engine) -> int:
-        stepping = asyncio.create_task(engine.loop.run(), name="steps")
+    async def _until_stopped(self) -> int:
         stop = asyncio.create_task(self.stopping.wait(), name="stop")
-        self.door.engine = engine
-        log.info("ready: %s", describe(engine))
-        try:
-            await asyncio.wait((stepping, stop), return_when=asyncio.FIRST_COMPLETED)
-            self.door.is_closing = True
-            if stepping.done():
-                # Only a bug of ours ends it early; the error is raised below.
-                return 1
-            log.info("shutting down: running requests have %g s", self.settings.shutdown_grace)
-            await engine.loop.drain(self.settings.shutdown_grace)
-            return 0
-        finally:
-            stop.cancel()
-            await stepping
-
-
-def describe(engine: Engine) -> str:
-    """Return one line about what is served."""
-    limits = engine.loop.scheduler.limits
-    return (
-        f"{engine.model.name} with {len(engine.adapters.adapters)} adapters, {limits.num_slots} slots, "
-        f"{limits.max_context} tokens of context, {limits.num_blocks} KV blocks"
-    )
+        failure = asyncio.create_task(self.models.has_failed.wait(), name="failure")
+        await asyncio.wait((stop, failure), return_when=asyncio.FIRST_COMPLETED)
+        self.door.is_closing = True
+        grace_s = self.settings.shutdown_grace if stop.done() else 0
+        log.info("shutting down: running requests have %g s", grace_s)
+        for task in (stop, failure):
+            task.cancel()
+        await self.models.drain(grace_s)
+        return 0
 
 
 def read_api_keys(settings: Settings) -> frozenset[str]:
@@ -134,7 +128,10 @@ def serve(settings: Settings, load: Callable[[Settings], Engine] = load_engine) 
         listener = listen(settings)
         host, port = listener.getsockname()[:2]
         log.info("listening on http://%s:%d, loading %s", f"[{host}]" if ":" in host else host, port, settings.model)
-        return await service.run(listener)
+        code = await service.run(listener)
+        if service.models.is_loading:
+            _exit_at_once(code)
+        return code
 
     try:
         with asyncio.Runner(loop_factory=uvicorn.Config("", log_config=None).get_loop_factory()) as runner:
@@ -146,7 +143,12 @@ def serve(settings: Settings, load: Callable[[Settings], Engine] = load_engine) 
 
 def _on_signal(service: Service) -> None:
     if service.stopping.is_set() or service.door.engine is None:
-        # Neither a step nor the loading of a model can be interrupted in an orderly way; nobody waits for the latter.
-        logging.shutdown()
-        os._exit(0)
+        _exit_at_once(0)
     service.stopping.set()
+
+
+def _exit_at_once(code: int) -> None:
+    """End the process. Neither a step nor the loading of a model can be interrupted in an orderly way, and nobody waits
+    for the latter."""
+    logging.shutdown()
+    os._exit(code)

@@ -5,15 +5,15 @@ here: `vllm:lora_requests_info` and `vllm:cache_config_info`, which the Kubernet
 reads."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from scheduler.batch import BLOCK_SIZE
-from scheduler.cohort import AdapterId
-from scheduler.core import Scheduler
+from server.metric_adapters import resident_names, running_by_adapter, waiting_by_adapter
+from server.metric_state import MeasuredModel
 
 ALIASES = {
     "vllm:num_requests_running": "cohort_requests_running",
@@ -53,46 +53,37 @@ _VLLM_REASONS = {
 class AliasCollector(Collector):
     """Repeats the families of `own` under their aliases; vLLM's carry its labels `model_name` and `engine`."""
 
-    def __init__(
-        self,
-        own: CollectorRegistry,
-        scheduler: Scheduler,
-        model_name: str,
-        adapter_name: Callable[[AdapterId], str],
-        loaded_adapters: Callable[[], Iterable[str]],
-    ) -> None:
+    def __init__(self, own: CollectorRegistry, models: Sequence[MeasuredModel]) -> None:
+        """`models` is read at each scrape; the last one, the newest, gives its name to all series."""
         self._own = own
-        self._scheduler = scheduler
-        self._vllm_labels = {"model_name": model_name, "engine": "0"}
-        self._adapter_name = adapter_name
-        self._loaded_adapters = loaded_adapters
+        self._models = models
 
     def collect(self) -> Iterator[Metric]:
         """Yield each alias with the present values of its source."""
+        if not self._models:
+            return
+        vllm_labels = {"model_name": self._models[-1].name, "engine": "0"}
         sources = {family.name: family for family in self._own.collect()}
         for alias, name in ALIASES.items():
-            labels = self._vllm_labels if alias.startswith("vllm:") else {}
-            yield _renamed(sources[name], alias, labels)
-        yield self._cache_config()
+            yield _renamed(sources[name], alias, vllm_labels if alias.startswith("vllm:") else {})
+        yield self._cache_config(vllm_labels)
         yield self._lora_requests()
 
-    def _cache_config(self) -> Metric:
-        labels = {
-            "block_size": str(BLOCK_SIZE),
-            "num_gpu_blocks": str(self._scheduler.kv.blocks.num_blocks),
-            **self._vllm_labels,
-        }
+    def _cache_config(self, vllm_labels: dict[str, str]) -> Metric:
+        num_blocks = self._models[-1].scheduler.kv.blocks.num_blocks
+        labels = {"block_size": str(BLOCK_SIZE), "num_gpu_blocks": str(num_blocks), **vllm_labels}
         family = GaugeMetricFamily("vllm:cache_config_info", "The shape of the KV cache.", labels=list(labels))
         family.add_metric(list(labels.values()), 1)
         return family
 
     def _lora_requests(self) -> Metric:
-        """Running: adapters that some running request uses; waiting: those that only waiting requests use."""
-        scheduler = self._scheduler
-        running = {self._adapter_name(adapter) for request in scheduler.running.values() for adapter, _ in request.key}
-        waiting = {self._adapter_name(adapter) for request in scheduler.queue for adapter, _ in request.key} - running
+        """Running: adapters that some running request uses; waiting: those that only waiting requests use. `max_lora`
+        is how many may be in memory, or are where any number may.
+        """
+        running = running_by_adapter(self._models).keys()
+        waiting = waiting_by_adapter(self._models).keys() - running
         labels = {
-            "max_lora": str(len(list(self._loaded_adapters()))),
+            "max_lora": str(self._models[-1].max_loras or len(resident_names(self._models))),
             "running_lora_adapters": ",".join(sorted(running)),
             "waiting_lora_adapters": ",".join(sorted(waiting)),
         }

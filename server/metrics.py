@@ -1,20 +1,22 @@
-"""What Prometheus sees: counters and histograms fed by the scheduler's events.
+"""What Prometheus sees: counters and histograms fed by the events of schedulers and of adapters' memory.
 
-Every family is called `cohort_…`. What is read at scrape time stands in `metric_state.py`; the names that existing
-dashboards and gateways read are the same series again, from the table in `metric_aliases.py`. Label values are chosen
-by the server (adapter names, reasons, states), and their number is bounded."""
+Every family is called `cohort_…`. What is read at scrape time stands in `metric_state.py` and `metric_adapters.py`; the
+names that existing dashboards and gateways read are the same series again, from the table in `metric_aliases.py`. Label
+values are chosen by the server (adapter names, reasons, states), and their number is bounded. One `Metrics` lasts as
+long as the process, whatever models it serves: no counter runs backwards where another model takes over."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 
 from scheduler.cohort import AdapterId
-from scheduler.core import Scheduler
 from scheduler.events import Admitted, Event, Finished, FinishReason, Paused, Preempted, Resumed, StepDone, TokenSampled
+from server.metric_adapters import AdapterCollector, AdapterTotals
 from server.metric_aliases import AliasCollector
-from server.metric_state import StateCollector
+from server.metric_state import MeasuredModel, StateCollector
+from server.resident import AdapterDropped, AdapterLoaded, AdapterLoadFailed, ResidencyEvent
 
 AdapterName: TypeAlias = Callable[[AdapterId], str]
 
@@ -26,33 +28,36 @@ _TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 
 _ITL_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 10)
+_LOAD_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """The metrics of one served model. `observe` takes every event of the step loop; `registry` is what `/metrics`
-    renders."""
+    """The metrics of one server. `registry` is what `/metrics` renders."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        *,
-        model_name: str,
-        adapter_name: AdapterName,
-        loaded_adapters: Callable[[], Iterable[str]],
-    ) -> None:
-        """`adapter_name` names an adapter for its label; `loaded_adapters` lists the names of those in memory now."""
+    def __init__(self) -> None:
         own = CollectorRegistry()
         self._own = own
-        self._adapter_name = adapter_name
+        self._models: list[MeasuredModel] = []
+        self._adapter_totals = AdapterTotals()
         self._add_request_metrics()
         self._add_step_metrics()
-        own.register(StateCollector(scheduler, adapter_name, loaded_adapters))
+        self._add_adapter_metrics()
+        own.register(StateCollector(self._models))
+        own.register(AdapterCollector(self._models, self._adapter_totals))
         self.registry = CollectorRegistry()
         self.registry.register(own)
-        self.registry.register(AliasCollector(own, scheduler, model_name, adapter_name, loaded_adapters))
+        self.registry.register(AliasCollector(own, self._models))
+
+    def add(self, model: MeasuredModel) -> None:
+        """Read a model too from now on; it gives its name to vLLM's series."""
+        self._models.append(model)
+
+    def remove(self, model: MeasuredModel) -> None:
+        """Read a model no more; what was counted stays."""
+        self._models.remove(model)
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the exposition and its content type, in the format that the header `accept` asks for."""
@@ -78,12 +83,6 @@ class Metrics:
             "response_cache_hits",
             "Requests answered from the response cache; they take no slot, and count nowhere else.",
         )
-        self._adapter_tokens = self._counter(
-            "adapter_generated_tokens", "Tokens generated under lists that hold this adapter.", "adapter"
-        )
-        self._adapter_finished = self._counter(
-            "adapter_requests_finished", "Requests ended whose list holds this adapter.", "adapter"
-        )
         self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", _TTFT_S)
         self._itl = self._histogram("inter_token_latency_seconds", "Between two tokens of one request.", _ITL_S)
         self._e2e = self._histogram("request_duration_seconds", "From arrival to the end of a request.", _REQUEST_S)
@@ -101,23 +100,29 @@ class Metrics:
         self._step_rows = self._histogram("step_rows", "Requests in the batch of a step.", _ROWS)
         self._step_tokens = self._histogram("step_tokens", "Tokens computed in a step.", _STEP_TOKENS)
 
+    def _add_adapter_metrics(self) -> None:
+        self._loads = self._counter("adapter_loads", "Adapters loaded into memory while requests are served.")
+        self._load_failures = self._counter("adapter_load_failures", "Adapters that could not be loaded.")
+        self._evictions = self._counter("adapter_evictions", "Adapters that left memory to make room for others.")
+        self._load_s = self._histogram("adapter_load_seconds", "From the begin of a load to its end.", _LOAD_S)
+
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
         return Counter(f"cohort_{name}", documentation, labels, registry=self._own)
 
     def _histogram(self, name: str, documentation: str, bounds: tuple[float, ...]) -> Histogram:
         return Histogram(f"cohort_{name}", documentation, buckets=bounds, registry=self._own)
 
-    def observe(self, event: Event) -> None:
-        """Count one event."""
+    def observe(self, event: Event, adapter_name: AdapterName) -> None:
+        """Count one event of a scheduler; `adapter_name` names its adapters."""
         match event:
             case TokenSampled():
-                self._observe_token(event)
+                self._observe_token(event, adapter_name)
             case StepDone():
                 self._observe_step(event)
             case Admitted():
                 self._observe_admitted(event)
             case Finished():
-                self._observe_finished(event)
+                self._observe_finished(event, adapter_name)
             case Preempted():
                 self._preemptions.inc()
             case Paused():
@@ -125,16 +130,27 @@ class Metrics:
             case Resumed():
                 self._queue_s.observe(event.queue_s)
 
+    def observe_residency(self, event: ResidencyEvent) -> None:
+        """Count one event of adapters' memory."""
+        match event:
+            case AdapterLoaded():
+                self._loads.inc()
+                self._load_s.observe(event.resident.load_s)
+            case AdapterLoadFailed():
+                self._load_failures.inc()
+            case AdapterDropped():
+                self._evictions.inc(event.is_eviction)
+
     def count_response_query(self, *, is_hit: bool) -> None:
         """Count a look-up in the response cache."""
         self._response_queries.inc()
         self._response_hits.inc(is_hit)
 
-    def _observe_token(self, event: TokenSampled) -> None:
+    def _observe_token(self, event: TokenSampled, adapter_name: AdapterName) -> None:
         self._generated_tokens.inc()
         (self._ttft if event.index == 0 else self._itl).observe(event.gap_s)
         for adapter, _ in event.key:
-            self._adapter_tokens.labels(self._adapter_name(adapter)).inc()
+            self._adapter_totals.count(adapter_name(adapter), "generated_tokens")
 
     def _observe_step(self, event: StepDone) -> None:
         self._steps.labels(str(event.num_lists)).inc()
@@ -150,10 +166,10 @@ class Metrics:
         if event.is_first:
             self._prompt_tokens.inc(event.num_tokens)
 
-    def _observe_finished(self, event: Finished) -> None:
+    def _observe_finished(self, event: Finished, adapter_name: AdapterName) -> None:
         self._finished.labels(event.reason).inc()
         self._e2e.observe(event.now - event.arrived_s)
         self._request_prompt.observe(event.num_prompt)
         self._request_generated.observe(event.num_generated)
         for adapter, _ in event.key:
-            self._adapter_finished.labels(self._adapter_name(adapter)).inc()
+            self._adapter_totals.count(adapter_name(adapter), "requests_finished")

@@ -88,6 +88,11 @@ class Residency:
         """Requests that wait for an adapter."""
         return len(self._waiters)
 
+    @property
+    def awaited(self) -> tuple[AdapterEntry, ...]:
+        """The adapters of the lists that requests wait for, each once for every such request."""
+        return tuple(entry for waiter in self._waiters for entry in waiter.entries)
+
     # Requests.
 
     def try_acquire(self, entries: Sequence[AdapterEntry]) -> Lease | None:

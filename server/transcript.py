@@ -19,6 +19,8 @@ class Piece:
 
     text: str
     samples: tuple[Sample, ...]
+    num_generated: int
+    """Tokens generated up to here; by the time a slow client is sent the piece there may be more."""
 
 
 class Transcript:
@@ -100,7 +102,7 @@ class Transcript:
         return self._release(text) if text else None
 
     def _release(self, text: str) -> Piece:
-        piece = Piece(text, tuple(self._held))
+        piece = Piece(text, tuple(self._held), self.num_generated)
         self._held.clear()
         self.samples += piece.samples
         self.text += text

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from server.assembly import load_engine
 from server.engine import Engine
 from server.lifecycle import Service, listen
 from server.settings import Settings
@@ -22,11 +23,17 @@ class LiveServer:
     """A running server. Use it as a context manager; leaving it stops the server as SIGTERM would."""
 
     def __init__(
-        self, load: Callable[[Settings], Engine], settings: Settings | None = None, *, wait_for_engine: bool = True
+        self,
+        load: Callable[[Settings], Engine],
+        settings: Settings | None = None,
+        *,
+        load_next: Callable[[Settings, Engine], Engine] = load_engine,
+        wait_for_engine: bool = True,
     ) -> None:
         self.settings = settings or fake_settings()
         self.exit_code: int | None = None
         self._load = load
+        self._load_next = load_next
         self._wait_for_engine = wait_for_engine
         self._listener = listen(self.settings)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -40,7 +47,7 @@ class LiveServer:
         return self.service.door.engine
 
     async def _run(self) -> None:
-        self.service = Service(self.settings, self._load)
+        self.service = Service(self.settings, self._load, self._load_next)
         self._event_loop = asyncio.get_running_loop()
         self._started.set()
         self.exit_code = await self.service.run(self._listener)

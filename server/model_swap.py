@@ -1,0 +1,138 @@
+"""Which model is served, and how another one takes its place: POST /admin/models/load.
+
+The next model is loaded on a thread while the present one is served. When it is ready, new requests get it at once;
+requests that have begun, in whatever state, finish on the model they began with, whose steps go on until its last
+request is done. Then its memory is freed. Where the next model cannot be loaded, nothing has changed. One load at a
+time.
+"""
+
+import asyncio
+import concurrent.futures
+import gc
+import logging
+import threading
+from collections.abc import Callable
+
+from scheduler.loop import StepLoop
+from server.door import Door
+from server.engine import Engine
+from server.errors import LoadInProgress, ModelRefused, ServerClosing
+from server.metric_state import MeasuredModel
+from server.settings import Settings
+
+log = logging.getLogger("cohort")
+
+LOAD_ERRORS = (ValueError, OSError, MemoryError, RuntimeError)
+"""What loading raises where files or memory are at fault; torch's own errors are RuntimeErrors."""
+
+
+class ServedModels:
+    """The engines of one server: the one at the door, and those that finish what they have begun."""
+
+    def __init__(self, door: Door, load_next: Callable[[Settings, Engine], Engine]) -> None:
+        """`load_next` loads an engine to follow another, on a thread."""
+        self.has_failed = asyncio.Event()
+        """Set when steps end early, which only a bug of ours can make them do; `drain` raises its error."""
+        self._loading: concurrent.futures.Future[Engine] | None = None
+        self._door = door
+        self._load_next = load_next
+        self._stepping: dict[StepLoop, asyncio.Task[None]] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a thread loads a model to follow the present one."""
+        return self._loading is not None and not self._loading.done()
+
+    def serve(self, engine: Engine) -> None:
+        """Give `engine` to all requests that come from now on. The one before it ends with its last request."""
+        previous, self._door.engine = self._door.engine, engine
+        engine.metrics.add(measured(engine))
+        stepping = self._stepping[engine.loop] = asyncio.create_task(engine.loop.run(), name="steps")
+        stepping.add_done_callback(self._on_steps_end)
+        log.info("ready: %s", describe(engine))
+        if previous is not None:
+            retiring = asyncio.create_task(self._retire(previous), name="retire")
+            self._retiring.add(retiring)
+            retiring.add_done_callback(self._on_retired)
+
+    async def replace(self, settings: Settings) -> Engine:
+        """Load the model of `settings` and serve it; return its engine. Raises LoadInProgress, ServerClosing, and
+        ModelRefused with the reason.
+        """
+        present = self._door.engine
+        assert present is not None
+        if self.is_loading:
+            raise LoadInProgress("a model is being loaded; try again when that has ended")
+        try:
+            engine = await self._load(settings, present)
+        except LOAD_ERRORS as error:
+            log.warning("%s is not served: %s", settings.model, error, exc_info=log.isEnabledFor(logging.DEBUG))
+            reason = str(error) or type(error).__name__
+            engine = None
+        self._loading = None
+        if engine is None:
+            gc.collect()  # what was loaded by then
+            raise ModelRefused(reason)
+        if self._door.is_closing:
+            raise ServerClosing
+        self.serve(engine)
+        return engine
+
+    async def drain(self, grace_s: float) -> None:
+        """Accept no more, let accepted requests of all models finish for `grace_s` seconds, and end what is left with
+        an error. Raises what made steps end early.
+        """
+        for retiring in self._retiring:
+            retiring.cancel()
+        await asyncio.gather(*self._retiring, return_exceptions=True)
+        await asyncio.gather(*(loop.drain(grace_s) for loop in self._stepping))
+        for stepping in self._stepping.values():
+            await stepping
+
+    async def _load(self, settings: Settings, present: Engine) -> Engine:
+        """Load on a thread of its own, which the end of the process need not wait for."""
+        loading = self._loading = concurrent.futures.Future()
+        loading.set_running_or_notify_cancel()  # so that it is done when the thread is, and not before
+
+        def load() -> None:
+            try:
+                loading.set_result(self._load_next(settings, present))
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                loading.set_exception(error)
+
+        threading.Thread(target=load, name="load", daemon=True).start()
+        return await asyncio.wrap_future(loading)
+
+    async def _retire(self, engine: Engine) -> None:
+        await engine.users.wait_for_none()
+        await engine.loop.drain(0)
+        await asyncio.wait([self._stepping[engine.loop]])
+        await engine.adapters.residency.close()
+        engine.metrics.remove(measured(engine))
+        del self._stepping[engine.loop]
+        log.info("%s has answered its last request and is freed", engine.model.name)
+
+    def _on_retired(self, retiring: "asyncio.Task[None]") -> None:
+        self._retiring.discard(retiring)
+        gc.collect()  # an engine is a circle of references, and holds a whole model
+
+    def _on_steps_end(self, stepping: "asyncio.Task[None]") -> None:
+        if stepping.cancelled() or stepping.exception() is not None:
+            self.has_failed.set()
+
+
+def measured(engine: Engine) -> MeasuredModel:
+    """Return what metrics read of an engine."""
+    return MeasuredModel(
+        engine.model.name, engine.loop.scheduler, engine.adapters, engine.responses, engine.settings.max_loras
+    )
+
+
+def describe(engine: Engine) -> str:
+    """Return one line about what is served."""
+    limits = engine.loop.scheduler.limits
+    return (
+        f"{engine.model.name} with {len(engine.adapters.catalog.entries)} adapters, {limits.num_slots} slots, "
+        f"{limits.max_context} tokens of context, {limits.num_blocks} KV blocks"
+    )
