@@ -134,23 +134,40 @@ class AdapterCatalog:
                 entry = self.add(name, path, AdapterSource.FOLDER)
         return entry
 
+    def prepare(
+        self, name: str, path: str, source: AdapterSource = AdapterSource.RUN_TIME, *, is_pinned: bool = False
+    ) -> AdapterEntry:
+        """Return an adapter that can be `put` in: under the next id, or in the place of the adapter of that name, with
+        its id and its scale. Nothing changes yet, so that it can be tried first. Raises NameRefused.
+        """
+        present = self._by_name.get(name)
+        if present is None:
+            self.check_name(name)
+        adapter_id = next(self._ids) if present is None else present.id
+        return AdapterEntry(adapter_id, name, path, is_pinned, source)
+
+    def put(self, entry: AdapterEntry) -> AdapterEntry | None:
+        """Let requests ask for `entry`; return the adapter whose place it takes. Raises NameRefused where another has
+        its name by now.
+        """
+        present = self._by_name.get(entry.name)
+        if present is None or present.id != entry.id:
+            self.check_name(entry.name)
+        later = {number: self._by_id.pop(number) for number in tuple(self._by_id) if number > entry.id}
+        self._by_id[entry.id] = self._by_name[entry.name] = entry
+        self._by_id.update(later)
+        self._removed.discard(entry.name)
+        return present
+
     def add(
         self, name: str, path: str, source: AdapterSource, *, is_pinned: bool = False, scale: float = 0.0
     ) -> AdapterEntry:
         """Add an adapter under the next id, and return it. Raises NameRefused."""
         self.check_name(name)
-        entry = AdapterEntry(next(self._ids), name, path, is_pinned, source)
-        self._by_id[entry.id] = self._by_name[name] = entry
-        self._removed.discard(name)
+        entry = self.prepare(name, path, source, is_pinned=is_pinned)
+        self.put(entry)
         self._scales[entry.id] = as_float32(scale)
         return entry
-
-    def replace(self, entry: AdapterEntry, path: str) -> AdapterEntry:
-        """Put another adapter in the place of `entry`: its name, its id and its scale. Return the new one."""
-        assert self._by_id.get(entry.id) is entry, f"{entry.name!r} is not in the catalog"
-        other = AdapterEntry(entry.id, entry.name, path, entry.is_pinned, entry.source)
-        self._by_id[entry.id] = self._by_name[entry.name] = other
-        return other
 
     def remove(self, entry: AdapterEntry) -> None:
         """Take an adapter out. Its id is not used again, and its name is an error until it is added again."""

@@ -225,12 +225,23 @@ def test_ids_are_never_used_again(catalog: AdapterCatalog) -> None:
 
 def test_another_file_takes_the_place_of_an_adapter(catalog: AdapterCatalog) -> None:
     old = catalog.entries[1]
-    new = catalog.replace(old, "new.gguf")
+    new = catalog.prepare("facts", "new.gguf")
+    assert catalog.current == ((old, 0.5),)
+    assert catalog.put(new) is old
     assert new is not old
     assert new != old
     assert (new.id, new.name, new.path, catalog.scale_of(new)) == (1, "facts", "new.gguf", 0.5)
     assert catalog.current == ((new, 0.5),)
     assert [entry.name for entry in catalog.entries] == ["tone", "facts", "late"]
+
+
+def test_of_two_new_adapters_of_one_name_the_first_that_is_ready_gets_it(catalog: AdapterCatalog) -> None:
+    other, first, second = catalog.prepare("slow", "s"), catalog.prepare("new", "a"), catalog.prepare("new", "b")
+    assert catalog.put(second) is None
+    with pytest.raises(NameRefused, match="'new'"):
+        catalog.put(first)
+    catalog.put(other)
+    assert [(entry.id, entry.path) for entry in catalog.entries[3:]] == [(3, "s"), (5, "b")]
 
 
 @pytest.mark.parametrize(
