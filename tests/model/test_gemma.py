@@ -3,6 +3,7 @@
 Run by `make test-gemma`, which installs the model's packages.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,9 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 WINDOW = 512
 HTML = "<table><tr><td>1</td></tr></table>  <s>old</s>\n\n\n\t\tnew <end_of_turn> <unused7>"
-LONG_RUN = " " * 70
-"""Tokens stand for up to 31 spaces. SentencePiece takes the longest first; with transformers' merges it is 16."""
+DISPUTED = re.compile(" {32,}|▁")
+"""Tokens stand for up to 31 spaces. SentencePiece takes the longest first; with transformers' merges it is 16. And a
+literal ▁ is a space there, but counts among spaces only in transformers."""
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<start_of_turn>"
     "{{ 'model' if message['role'] == 'assistant' else message['role'] }}\n{{ message['content'] }}<end_of_turn>\n"
@@ -86,7 +88,7 @@ def files() -> Iterator[str]:
 def test_tokens_are_those_of_transformers(gemma: Gemma) -> None:
     path = gemma.checkpoint.path
     theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    for text in (*(text.replace(LONG_RUN, "") for text in TEXTS), HTML, *files()):
+    for text in (DISPUTED.sub("", text) for text in (*TEXTS, HTML, *files())):
         tokens = gemma.tokenizer.encode(text)
         assert tokens == theirs(text, add_special_tokens=False).input_ids, text[:100]
         assert gemma.tokenizer.decode(tokens) == text
@@ -94,7 +96,7 @@ def test_tokens_are_those_of_transformers(gemma: Gemma) -> None:
 
 
 def test_a_long_run_of_spaces_is_cut_as_sentencepiece_cuts_it(gemma: Gemma) -> None:
-    tokens = gemma.tokenizer.encode(f"x{LONG_RUN}y")
+    tokens = gemma.tokenizer.encode(f"x{' ' * 70}y")
     assert [len(gemma.tokenizer.piece(token)) for token in tokens] == [1, 31, 31, 8, 1]
 
 
