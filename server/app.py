@@ -6,7 +6,15 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server import routes_adapters, routes_admin, routes_info, routes_native, routes_openai
+from server import (
+    routes_adapter_loading,
+    routes_adapters,
+    routes_admin,
+    routes_info,
+    routes_mixes,
+    routes_native,
+    routes_openai,
+)
 from server.door import Cors, Door, Gate
 from server.errors import KNOWN, PathUnknown, error_response
 from server.model_swap import ServedModels
@@ -18,6 +26,8 @@ def create_app(door: Door, models: ServedModels) -> Starlette:
         routes=[
             *routes_info.routes,
             *routes_adapters.routes,
+            *routes_adapter_loading.routes,
+            *routes_mixes.routes,
             *routes_native.routes,
             *routes_openai.routes,
             *routes_admin.routes,

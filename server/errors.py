@@ -13,6 +13,9 @@ RequestError
 ├── LoadInProgress      another model is being loaded
 ├── ModelRefused        the next model, or an adapter for it, cannot be loaded; the present one is served on
 ├── ModelUnknown        `model` names nothing that is served
+├── AdapterRefused      an adapter that cannot be loaded or unloaded as asked for
+├── AdapterUnknown      an adapter to unload that there is not
+│   └── ModelNotFound   the same, told in OpenAI's own form
 ├── FeatureOff          a setting switches the route off
 ├── ModelLoading
 ├── ServerClosing
@@ -87,6 +90,18 @@ class ModelUnknown(RequestError):
     """The request's `model` is the name of nothing that is served, where such a name must be right."""
 
 
+class ModelNotFound(ModelUnknown):
+    """A ModelUnknown on OpenAI's routes, whose clients look for its code."""
+
+
+class AdapterRefused(RequestError):
+    """An adapter cannot be loaded, or not unloaded, as the request says. Nothing has changed."""
+
+
+class AdapterUnknown(RequestError):
+    """There is no adapter of the name that is to be unloaded."""
+
+
 class FeatureOff(RequestError):
     """The route exists, and a setting has switched it off."""
 
@@ -140,6 +155,8 @@ _TABLE: dict[type[Exception], tuple[int, str]] = {
     LoadInProgress: (409, "conflict_error"),
     PathUnknown: (404, "not_found_error"),
     ModelUnknown: (404, "not_found_error"),
+    AdapterRefused: (400, "InvalidUserInput"),  # vLLM's words, on its paths
+    AdapterUnknown: (404, "NotFoundError"),
     ClientLeft: (499, "invalid_request_error"),
     AdapterError: (500, "server_error"),
     GenerationFailed: (500, "server_error"),
@@ -169,6 +186,8 @@ def error_body(error: Exception) -> dict[str, object]:
     status, kind = status_of(error)
     message = str(error) if isinstance(error, KNOWN) else "internal error; the server's log has the details"
     body: dict[str, object] = {"code": status, "message": message, "type": kind}
+    if isinstance(error, ModelNotFound):
+        body |= {"code": "model_not_found", "type": "invalid_request_error", "param": "model"}
     if isinstance(error, PromptTooLong):
         body["n_prompt_tokens"] = error.num_tokens
         body["n_ctx"] = error.max_context

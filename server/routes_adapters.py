@@ -4,8 +4,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from server.adapter_registry import AdapterCard
+from server.adapter_catalog import AdapterEntry, shortest
 from server.door import engine_of
+from server.engine import Engine
 from server.errors import JsonResponse
 from server.schemas import read_json
 
@@ -14,23 +15,32 @@ async def lora_adapters(request: Request) -> Response:
     """List the adapters with their current scales, or replace the scales. Requests that run or wait keep the list
     they came with.
     """
-    adapters = engine_of(request).adapters
+    engine = engine_of(request)
+    catalog = engine.adapters.catalog
     if request.method == "POST":
-        adapters.set_scales(await read_json(request))
+        catalog.set_scales(await read_json(request))
         return JsonResponse({"success": True})
     return JsonResponse(
         [
-            {"id": index, "path": card.path, "scale": scale, **_description(card)}
-            for index, (card, scale) in enumerate(zip(adapters.adapters, adapters.scales, strict=True))
+            {
+                "id": entry.id,
+                "path": entry.path,
+                "scale": shortest(catalog.scale_of(entry)),
+                **_described(engine, entry),
+            }
+            for entry in catalog.entries
         ]
     )
 
 
-def _description(card: AdapterCard) -> dict[str, object]:
-    description: dict[str, object] = {"task_name": card.task_name, "prompt_prefix": card.prompt_prefix}
-    if card.invocation_tokens:
-        description["alora_invocation_string"] = card.invocation_text
-        description["alora_invocation_tokens"] = list(card.invocation_tokens)
+def _described(engine: Engine, entry: AdapterEntry) -> dict[str, object]:
+    resident = engine.adapters.residency.resident(entry)
+    if resident is None:
+        return {"task_name": "", "prompt_prefix": ""}
+    description: dict[str, object] = {"task_name": resident.task_name, "prompt_prefix": resident.prompt_prefix}
+    if resident.invocation_tokens:
+        description["alora_invocation_string"] = engine.tokenizer.decode(resident.invocation_tokens)
+        description["alora_invocation_tokens"] = list(resident.invocation_tokens)
     return description
 
 

@@ -216,6 +216,16 @@ class Settings(BaseSettings):
     response_cache_bytes: Annotated[
         NonNegative, flag("--response-cache-bytes", help="most memory that these answers take", metavar="N")
     ] = 64 * 2**20
+    lora_load_dir: Annotated[
+        tuple[str, ...],
+        NoDecode,
+        flag(
+            "--lora-load-dir",
+            help="folders, separated by commas, from which POST /v1/load_lora_adapter may load adapters; without any "
+            "that path does not exist; repeatable",
+            metavar="DIR",
+        ),
+    ] = ()
     model_dir: Annotated[
         str,
         flag(
@@ -267,6 +277,14 @@ class Settings(BaseSettings):
             value = ";".join(value)
         return read_mixes(value) if isinstance(value, str) else value
 
+    @field_validator("lora_load_dir", mode="before")
+    @classmethod
+    def _split_folders(cls, value: object) -> object:
+        texts = [value] if isinstance(value, str) else value
+        if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+            return tuple(folder.strip() for text in texts for folder in text.split(",") if folder.strip())
+        return value
+
     @field_validator("adapter_weight", mode="before")
     @classmethod
     def _split_weights(cls, value: object) -> object:
@@ -301,7 +319,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action: type[argparse.Action] | str = "store"
         if name in ("lora", "lora_scaled"):
             action = _AppendAdapters
-        elif name in ("adapter_weight", "mix"):
+        elif name in ("adapter_weight", "lora_load_dir", "mix"):
             action = "append"
         elif field.annotation is bool:
             action = argparse.BooleanOptionalAction
