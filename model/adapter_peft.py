@@ -1,90 +1,129 @@
 """PEFT directories: adapter_config.json beside adapter_model.safetensors, as `save_pretrained` writes them.
 
-Every tensor is placed on a module of the base model, and every module that the config targets has its tensors, or the
-adapter is refused. Pickled weights are never read.
+Every tensor is placed on a part of the base model, and everything that the config names has its tensors, or the adapter
+is refused. What each kind of adapter computes, and what is refused, is listed in docs/adapters.md.
 """
 
-import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
-from model.adapter import BaseWeights, LoraDelta
+from model.adapter import BaseWeights
 from model.adapter_content import AdapterContent
-from model.adapter_peft_config import CONFIG_FILE, PeftLora, read_peft_config
-from model.adapter_tensors import AdapterError, DeltaTensors, Half
+from model.adapter_peft_config import PeftConfig, read_peft_config
+from model.adapter_peft_deltas import DeltaReader
+from model.adapter_peft_fields import CONFIG_FILE, MERGE, show
+from model.adapter_peft_targets import EMBEDDING, HEAD, Targets, spelling_of
+from model.adapter_peft_tensors import WEIGHTS_FILE, Part, PeftTensors, read_peft_tensors
+from model.adapter_peft_tokens import TokenReader
+from model.adapter_tensors import AdapterError
 
-WEIGHTS_FILE = "adapter_model.safetensors"
-PICKLED_FILE = "adapter_model.bin"
-_LORA_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
-_EMBEDDING_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_embedding_[AB]")
+_LORA_PARTS = (Part.A, Part.B, Part.EMBEDDING_A, Part.EMBEDDING_B, Part.INNER_A, Part.INNER_B)
+_NORM = "norm.weight"
 
 
 def read_peft(directory: Path, base: BaseWeights) -> AdapterContent:
     """Read a PEFT adapter for the base model. Raises AdapterError naming the field or the tensor."""
     config = read_peft_config(directory)
-    found = DeltaTensors(base.module_shapes)
-    for name, tensor in _read_tensors(directory).items():
-        module, half = _place_of(name)
-        found.place(module, half, name, tensor)
-    _check_targets(config, found)
-    deltas = {module: _delta(config, found, module) for module in found.modules}
-    return AdapterContent(deltas, config.alpha, invocation_tokens=config.invocation_tokens)
-
-
-def _read_tensors(directory: Path) -> dict[str, Tensor]:
-    path = directory / WEIGHTS_FILE
-    if not path.is_file():
-        if (directory / PICKLED_FILE).is_file():
-            raise AdapterError(
-                f"{directory / PICKLED_FILE} is a pickle, which is never read: convert it to {WEIGHTS_FILE}, for "
-                "example by loading it with PEFT and calling save_pretrained"
-            )
-        raise AdapterError(f"{directory} has no {WEIGHTS_FILE}")
-    try:
-        tensors: dict[str, Tensor] = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise AdapterError(f"cannot read {path}: {error}") from error
-    if not tensors:
-        raise AdapterError(f"{path} holds no tensors")
-    return tensors
-
-
-def _place_of(name: str) -> tuple[str, Half]:
-    if match := _LORA_NAME.fullmatch(name):
-        return match["module"], Half(match["half"])
-    if match := _EMBEDDING_NAME.fullmatch(name):
-        raise AdapterError(
-            f"tensor '{name}' adapts the embeddings, which is not supported: train without '{match['module']}' among "
-            "the target modules"
-        )
-    raise AdapterError(
-        f"tensor '{name}' is not part of a LoRA delta: the names known are base_model.model.MODULE.lora_A.weight and "
-        "base_model.model.MODULE.lora_B.weight"
+    tensors = read_peft_tensors(directory)
+    targets = Targets(config, base, spelling_of(tensors.names, base))
+    _check_saved(config, targets, base)
+    reader = DeltaReader(config, targets, tensors, base)
+    deltas = reader.linear_deltas() | reader.expert_deltas()
+    tokens = TokenReader(reader).read()
+    if tokens.head is not None:
+        deltas[HEAD] = tokens.head
+    biases = _biases(config, [*deltas] if config.bias == "lora_only" else base.module_shapes, tensors, base)
+    norms = _norms(targets, tensors, base)
+    for module, part, name in tensors.left():
+        raise AdapterError(f"tensor '{name}' {_why_left(module, part, config, targets, base)}")
+    return AdapterContent(
+        deltas=deltas,
+        alpha=config.alpha,
+        invocation_tokens=config.invocation_tokens,
+        biases=biases,
+        norms=norms,
+        embedding=tokens.embedding,
+        embedding_rows=tokens.embedding_rows,
+        head_rows=tokens.head_rows,
     )
 
 
-def _check_targets(config: PeftLora, found: DeltaTensors) -> None:
-    """Refuse a file whose tensors are not those of the modules that the config names: one of the two is incomplete."""
-    for module in found.modules:
-        if not config.targets(module):
-            tensor = next(half[module].name for half in found.halves.values() if module in half)
-            raise AdapterError(f"tensor '{tensor}' is on a module that target_modules in {CONFIG_FILE} does not name")
-    if config.target_modules is None:
-        return
-    for module in found.module_shapes:
-        if config.targets(module) and module not in found.modules:
+def _norm_modules(base: BaseWeights) -> Iterator[str]:
+    return (name.removesuffix(".weight") for name in base.tensors if name.endswith(_NORM))
+
+
+def _check_saved(config: PeftConfig, targets: Targets, base: BaseWeights) -> None:
+    """Refuse modules_to_save that names what cannot be replaced, or what is not there."""
+    replaceable = {EMBEDDING, HEAD, *_norm_modules(base)}
+    paths = {path: None for leaf in (*replaceable, *base.module_shapes) for path in _with_parents(leaf)}
+    used = set()
+    for path, entry in targets.saved(paths):
+        used.add(entry)
+        if path not in replaceable:
             raise AdapterError(
-                f"target_modules in {CONFIG_FILE} names '{module}', but {WEIGHTS_FILE} has no tensor for it"
+                f"{CONFIG_FILE}: modules_to_save = {show(list(config.modules_to_save))} is not supported: it names "
+                f"'{path}', and only embed_tokens, lm_head and norms can be replaced whole: adapt it as one of the "
+                f"target_modules, or {MERGE}"
+            )
+    for entry in config.modules_to_save:
+        if entry not in used and not any(path.endswith(entry) for path in paths):
+            raise AdapterError(
+                f"{CONFIG_FILE}: modules_to_save = {show(list(config.modules_to_save))} is not supported: the base "
+                f"model has no '{entry}'"
             )
 
 
-def _delta(config: PeftLora, found: DeltaTensors, module: str) -> LoraDelta:
-    a, b = found.pair(module)
-    if a.tensor.shape[0] != config.rank_of(module):
-        raise AdapterError(
-            f"tensor '{a.name}' has rank {a.tensor.shape[0]}, by {CONFIG_FILE} it should have {config.rank_of(module)}"
-        )
-    return LoraDelta(a.tensor, b.tensor, config.factor_of(module))
+def _with_parents(path: str) -> Iterator[str]:
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+
+
+def _biases(config: PeftConfig, modules: Iterable[str], tensors: PeftTensors, base: BaseWeights) -> dict[str, Tensor]:
+    """Return the trained biases minus the base model's, by module."""
+    biases = {}
+    for module in modules:
+        own = None if config.bias == "none" else base.tensors.get(f"{module}.bias")
+        if own is None:
+            continue
+        found = tensors.take(module, Part.BIAS) or tensors.take(module, Part.BASE_BIAS)
+        if found is None:
+            raise AdapterError(
+                f"bias is '{config.bias}' in {CONFIG_FILE}, but {WEIGHTS_FILE} has no bias of '{module}': some PEFT "
+                f"versions did not save it; train with bias 'none', or {MERGE}"
+            )
+        found.check_shape(tuple(own.shape), "(out,)")
+        biases[module] = found.tensor.float() - own.float()
+    return biases
+
+
+def _norms(targets: Targets, tensors: PeftTensors, base: BaseWeights) -> dict[str, Tensor]:
+    """Return the trained weights of norms minus the base model's, by module."""
+    norms = {}
+    for module, _ in targets.saved(_norm_modules(base)):
+        found, own = tensors.take(module, Part.WEIGHT), base.tensors[f"{module}.weight"]
+        if found is None:
+            raise AdapterError(
+                f"modules_to_save in {CONFIG_FILE} names '{module}', but {WEIGHTS_FILE} has no tensor for it"
+            )
+        found.check_shape(tuple(own.shape), "(size,)")
+        norms[module] = found.tensor.float() - own.float()
+    return norms
+
+
+def _why_left(module: str, part: Part, config: PeftConfig, targets: Targets, base: BaseWeights) -> str:
+    is_known = module in base.module_shapes or module == EMBEDDING
+    if not is_known and f"{module}.weight" not in base.tensors and f"{module}.0.down_proj" not in base.module_shapes:
+        return f"adapts '{module}', which is not a module of the base model: is the adapter for another model?"
+    if part in _LORA_PARTS:
+        return f"is on a module that target_modules and target_parameters in {CONFIG_FILE} do not name"
+    if part in (Part.MAGNITUDE, Part.LORA_BIAS):
+        field = "use_dora" if part == Part.MAGNITUDE else "lora_bias"
+        return f"has no place: {field} is not true in {CONFIG_FILE}, or the module is not among its targets"
+    if part in (Part.BIAS, Part.BASE_BIAS):
+        return f"is a bias, but bias is '{config.bias}' in {CONFIG_FILE}, or the base model has none there"
+    if part == Part.TOKENS:
+        return f"holds rows of tokens, but trainable_token_indices in {CONFIG_FILE} does not name the module"
+    return f"replaces a whole module, which modules_to_save in {CONFIG_FILE} does not name"

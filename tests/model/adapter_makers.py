@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from model.adapter import BaseWeights
 from model.adapter_peft_config import read_peft_config
-from model.lora import Projection
+from model.decoder_weights import head_projection, layer_projections
 from model.weights import load_checkpoint
 from tests.model.tiny import Array, architecture, interleave_halves
 
@@ -43,15 +43,28 @@ _GGUF_NAMES = {
 def make_peft_adapter(
     base: PreTrainedModel, directory: Path, config: LoraConfig, *, seed: int = 1, dtype: torch.dtype = torch.float32
 ) -> Path:
-    """Write a random adapter for `base` as PEFT saves it; every A and B is random, so that nothing is a no-op."""
+    """Write a random adapter for `base` as PEFT saves it; all that is trained is random, so that nothing is a no-op."""
     model = get_peft_model(copy.deepcopy(base), config)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    randomise(model, seed)
     model.to(dtype).save_pretrained(directory)
     return directory
+
+
+def randomise(model: PeftModel, seed: int) -> None:
+    """Give all that its adapter trains new values: A and B, magnitudes, biases, saved modules, rows of tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    trains_biases = model.peft_config["default"].bias != "none"
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "lora_magnitude_vector" in name:
+                parameter.mul_(1 + 0.3 * noise)
+            elif "lora_" in name:
+                parameter.copy_(0.2 * noise)
+            elif "modules_to_save" in name or "trainable_tokens_delta" in name:
+                parameter.add_(0.5 * parameter.std() * noise)
+            elif trains_biases and name.endswith(".bias"):
+                parameter.add_(0.3 * noise)
 
 
 def attach(base: PreTrainedModel, directories: Mapping[str, Path]) -> PeftModel:
@@ -87,32 +100,16 @@ def edit_tensors(directory: Path, edit: Callable[[dict[str, Tensor]], None]) -> 
     safetensors.torch.save_file(tensors, path)
 
 
-def projections_of(base: PreTrainedModel) -> tuple[Projection, ...]:
-    """Return the decoder's fused projections, by the shapes of transformers' modules."""
-    shapes = module_shapes_of(base)
-    fused = {"qkv": ATTENTION[:3], "o": ("o_proj",), "gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
-    projections = []
-    for layer in range(base.config.num_hidden_layers):
-        for name, modules in fused.items():
-            paths = [_path(layer, module) for module in modules]
-            parts = tuple((path, shapes[path][0]) for path in paths)
-            projections.append(Projection(f"layers.{layer}.{name}", shapes[paths[0]][1], parts))
-    return tuple(projections)
-
-
-def base_weights(base: PreTrainedModel, directory: Path) -> BaseWeights:
+def base_weights(directory: Path) -> BaseWeights:
     """Return the model that `make_model` wrote to a directory, as adapters are loaded for it."""
     checkpoint = load_checkpoint(directory)
-    return BaseWeights(checkpoint.config, module_shapes_of(base), checkpoint.tensors)
-
-
-def module_shapes_of(base: PreTrainedModel) -> dict[str, tuple[int, int]]:
-    """Return (out, in) of every linear module of the layers."""
-    return {
-        name: (module.out_features, module.in_features)
-        for name, module in base.named_modules()
-        if isinstance(module, torch.nn.Linear) and name != "lm_head"
-    }
+    config = checkpoint.config
+    projections = [
+        *(p for i in range(config.num_layers) for p in layer_projections(config, i)),
+        head_projection(config),
+    ]
+    shapes = {module: (out, p.in_features) for p in projections for module, out in p.parts}
+    return BaseWeights(config, shapes, checkpoint.tensors)
 
 
 def convert_to_gguf(
@@ -171,8 +168,3 @@ def write_gguf_adapter(path: Path, metadata: Metadata, tensors: Mapping[str, Arr
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def _path(layer: int, module: str) -> str:
-    block = "self_attn" if module in ATTENTION else "mlp"
-    return f"model.layers.{layer}.{block}.{module}"

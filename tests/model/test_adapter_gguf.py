@@ -44,7 +44,7 @@ class Source:
 
     def __init__(self, path: Path) -> None:
         self.base: PreTrainedModel = make_model("llama", path / "base")
-        weights = base_weights(self.base, path / "base")
+        weights = base_weights(path / "base")
         self.weights = replace(weights, module_shapes={**weights.module_shapes, "lm_head": (VOCAB_SIZE, D)})
         config = LoraConfig(r=RANK, lora_alpha=48, target_modules=list(ALL_LINEAR))
         self.peft = make_peft_adapter(self.base, path / "peft", config)

@@ -29,7 +29,8 @@ from tests.model.adapter_makers import (
     make_peft_adapter,
     set_scales,
 )
-from tests.model.tiny import FAMILIES, make_model
+from tests.model.peft_features import DENSE
+from tests.model.tiny import make_model
 
 # PEFT asks transformers by a name that transformers is giving up.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -71,7 +72,7 @@ def assert_equal_logits(got: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=2e-4)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=(*DENSE, "mistral", "smollm"))
 def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Base:
     return Base(request.param, tmp_path_factory.mktemp(request.param))
 
