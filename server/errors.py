@@ -13,9 +13,9 @@ RequestError
 ├── LoadInProgress      another model is being loaded
 ├── ModelRefused        the next model, or an adapter for it, cannot be loaded; the present one is served on
 ├── ModelUnknown        `model` names nothing that is served
+│   └── ModelNotFound   the same, told in OpenAI's own form
 ├── AdapterRefused      an adapter that cannot be loaded or unloaded as asked for
 ├── AdapterUnknown      an adapter to unload that there is not
-│   └── ModelNotFound   the same, told in OpenAI's own form
 ├── FeatureOff          a setting switches the route off
 ├── ModelLoading
 ├── ServerClosing
