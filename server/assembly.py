@@ -26,7 +26,7 @@ from server.adapter_loader import ModelAdapters
 from server.adapter_registry import AdapterRegistry
 from server.adapter_weights import check_names, weigh_lists
 from server.capacity import free_memory_bytes, num_physical_cores, plan_limits
-from server.catalog_opening import model_names, open_catalog
+from server.catalog_opening import can_come_later, model_names, open_catalog
 from server.departures import Departures
 from server.engine import Engine, ModelCard
 from server.metrics import Metrics
@@ -91,8 +91,8 @@ def assemble(
     previous: Engine | None = None,
 ) -> Engine:
     """Return the engine around an executor, with the adapters `residents` in memory; it goes on with the metrics of a
-    `previous` one. Raises ValueError where a setting
-    names an adapter that is not in the catalog, or they do not fit in the memory that the settings give them.
+    `previous` one. Raises ValueError where a setting names an adapter that cannot be, or those that stay in memory do
+    not fit in what the settings give them.
     """
 
     def name_of(adapter: AdapterId) -> str:
@@ -103,7 +103,7 @@ def assemble(
         departures.observe(event)
         registry.observe(event)
 
-    if settings.lora_dir is None:
+    if not can_come_later(settings):
         check_names(settings.adapter_weight, [entry.name for entry in catalog.entries])
     metrics = Metrics() if previous is None else previous.metrics
     scheduler = Scheduler(limits, choose_policy(settings, limits, name_of))

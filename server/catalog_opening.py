@@ -21,6 +21,11 @@ def model_names(settings: Settings) -> tuple[str, ...]:
     return tuple(aliases) or (str(settings.model),)
 
 
+def can_come_later(settings: Settings) -> bool:
+    """Whether there can be adapters later that there are not at the start."""
+    return settings.lora_dir is not None or bool(settings.lora_load_dir)
+
+
 def open_catalog(settings: Settings) -> AdapterCatalog:
     """Return the catalog of what the settings name. Raises ValueError naming the adapter or the mix that cannot be,
     OSError where the folder cannot be read.
@@ -29,7 +34,7 @@ def open_catalog(settings: Settings) -> AdapterCatalog:
     catalog = AdapterCatalog(
         model_names(settings),
         find=(lambda name: None) if folder is None else folder.find,
-        are_names_expected=folder is not None,
+        are_names_expected=can_come_later(settings),
     )
     _add_arguments(catalog, settings)
     if folder is not None:

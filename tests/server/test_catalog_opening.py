@@ -8,6 +8,7 @@ import pytest
 from server.adapter_arguments import AdapterArgument, MixArgument
 from server.adapter_catalog import AdapterSource, NameRefused, shortest
 from server.catalog_opening import model_names, open_catalog
+from server.errors import ModelUnknown
 from server.settings import Settings
 
 
@@ -96,6 +97,16 @@ def test_mixes_name_adapters_of_the_command_line_and_of_the_folder(folder: Path)
 def test_a_mix_that_cannot_be_ends_the_start(name: str, parts: tuple[tuple[str, float], ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         open_catalog(settings_with(lora=(AdapterArgument("tone=x"),), mix=(MixArgument(name, parts),)))
+
+
+@pytest.mark.parametrize(("setting", "is_error"), [({}, False), ({"lora_load_dir": ["x"]}, True)])
+def test_an_unknown_name_is_an_error_where_adapters_can_come_later(setting: dict[str, object], is_error: bool) -> None:
+    catalog = open_catalog(settings_with(lora=(AdapterArgument("tone=x"),), **setting))
+    if is_error:
+        with pytest.raises(ModelUnknown):
+            catalog.resolve(None, "gpt-4")
+    else:
+        assert catalog.resolve(None, "gpt-4") == catalog.current
 
 
 def test_two_mixes_of_one_name_end_the_start() -> None:

@@ -9,7 +9,16 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.server.fakes import BODIES, FakeExecutor, Turnstile, alphabet, fake_engine, fake_settings
+from tests.server.fakes import (
+    BODIES,
+    FakeExecutor,
+    Turnstile,
+    alphabet,
+    current_key,
+    fake_engine,
+    fake_settings,
+    key_of,
+)
 from tests.server.live import LiveServer, frames, until
 
 BAD_LISTS: list[tuple[str, str, str]] = [
@@ -92,7 +101,7 @@ def test_every_route_applies_the_same_list(
     executor.batches.clear()
     assert client.post(path, json=BODIES[path] | {"lora": lora}).status_code == 200
     assert {batch.key for batch in executor.batches} == {
-        server.engine.adapters.resolve([{"id": index, "scale": scale} for index, scale in enumerate(scales)], None)
+        key_of(server.engine, [{"id": index, "scale": scale} for index, scale in enumerate(scales)], None)
     }
 
 
@@ -135,7 +144,7 @@ def test_model_selects_an_adapter_unless_there_is_a_list(
     assert isinstance(executor, FakeExecutor)
     executor.batches.clear()
     assert client.post(path, json=BODIES[path] | {"lora": lora, "model": model}).status_code == 200
-    wanted = server.engine.adapters.resolve([{"id": i, "scale": scale} for i, scale in enumerate(scales)], None)
+    wanted = key_of(server.engine, [{"id": i, "scale": scale} for i, scale in enumerate(scales)], None)
     assert {batch.key for batch in executor.batches} == {wanted}
 
 
@@ -163,7 +172,7 @@ def test_running_and_waiting_requests_keep_their_list() -> None:
         LiveServer(lambda settings: fake_engine(FakeExecutor(turnstile=turnstile), settings)) as server,
         server.client() as client,
     ):
-        before = server.engine.adapters.current_key
+        before = current_key(server.engine)
         body = {"prompt": "a", "n_predict": 5, "stream": True}
         texts: list[str] = []
 
@@ -183,7 +192,7 @@ def test_running_and_waiting_requests_keep_their_list() -> None:
         for reader in readers:
             reader.join()
         assert texts == [alphabet(before, 5)] * 6
-        assert after == alphabet(server.engine.adapters.current_key, 5) != alphabet(before, 5)
+        assert after == alphabet(current_key(server.engine), 5) != alphabet(before, 5)
 
 
 def test_put_is_not_a_method_of_the_route(client: httpx.Client) -> None:

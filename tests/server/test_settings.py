@@ -4,8 +4,11 @@ import argparse
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
-from server.adapter_arguments import AdapterArgument
+from server.adapter_arguments import AdapterArgument, MixArgument, read_mixes
 from server.adapter_weights import AdapterWeight
 from server.settings import Flag, Settings, add_flags, read_settings
 
@@ -54,6 +57,9 @@ def test_the_defaults_are_the_documented_ones() -> None:
         (["--chat-template", "{{ messages }}"], "chat_template", "{{ messages }}"),
         (["--shutdown-grace", "1.5"], "shutdown_grace", 1.5),
         (["--lora-init-without-apply"], "lora_init_without_apply", True),
+        (["--lora-dir", "adapters"], "lora_dir", Path("adapters")),
+        (["--max-loras", "8"], "max_loras", 8),
+        (["--lora-memory-bytes", "1000"], "lora_memory_bytes", 1000),
         (["--policy", "drain"], "policy", "drain"),
         (["--max-wait", "0.25"], "max_wait", 0.25),
         (["--fair-slack", "0"], "fair_slack", 0.0),
@@ -92,6 +98,46 @@ def test_adapters_of_the_environment_give_way_to_those_of_the_command_line(monke
     scaled = AdapterArgument("c", 0.5)
     assert read("-m", "x").adapters == (AdapterArgument("a"), AdapterArgument("b"), scaled)
     assert read("-m", "x", "--lora", "d").adapters == (AdapterArgument("d"),)
+
+
+def test_adapters_may_have_names_of_their_own() -> None:
+    settings = read("-m", "x", "--lora", "tone=a,b", "--lora-scaled", "facts=c:0.5")
+    assert [(item.path, item.scale) for item in settings.adapters] == [("tone=a", 1.0), ("b", 1.0), ("facts=c", 0.5)]
+
+
+def test_mixes_come_separated_by_semicolons_repeated_and_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixes = (
+        MixArgument("support", (("tone", 0.7), ("fa:cts", -0.5))),
+        MixArgument("a", (("tone", 1.0),)),
+        MixArgument("b", (("x=y", 0.0),)),
+    )
+    assert read("-m", "x", "--mix", "support=tone:0.7,fa:cts:-.5;a=tone:1", "--mix", "b=x=y:0").mix == mixes
+    monkeypatch.setenv("COHORT_MIX", "support=tone:0.7,fa:cts:-.5;a=tone:1;b=x=y:0")
+    assert read("-m", "x").mix == mixes
+
+
+names = st.text(st.characters(codec="utf-8", exclude_characters=",;=:", exclude_categories=["Cs"]), min_size=1)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@hypothesis_settings(deadline=None)
+@given(st.dictionaries(names, st.lists(st.tuples(names, finite), min_size=1), min_size=1))
+def test_a_mix_is_read_as_it_was_written(mixes: dict[str, list[tuple[str, float]]]) -> None:
+    text = ";".join(f"{name}={','.join(f'{part}:{scale!r}' for part, scale in parts)}" for name, parts in mixes.items())
+    assert read_mixes(text) == tuple(MixArgument(name, tuple(parts)) for name, parts in mixes.items())
+
+
+@hypothesis_settings(deadline=None)
+@given(st.text(alphabet="ab=:;,.15-e"))
+def test_any_text_is_mixes_or_is_refused_with_what_is_wrong(text: str) -> None:
+    try:
+        mixes = read_mixes(text)
+    except ValueError as error:
+        message = str(error)
+        assert message.startswith("wants ")
+        return
+    assert all(mix.name and mix.parts for mix in mixes)
+    assert bool(mixes) == bool(text.strip(";"))
 
 
 def test_weights_come_separated_by_commas_repeated_and_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +180,10 @@ def test_what_only_the_fair_policy_honours_is_refused_with_another(
         (["--lora-scaled", "a:b"], ["--lora-scaled", "'a:b'"]),
         (["--lora-scaled", "a:inf"], ["--lora-scaled", "'a:inf'"]),
         (["--lora-scaled", ":1"], ["--lora-scaled", "':1'"]),
+        (["--mix", "support"], ["--mix", "NAME=ADAPTER:SCALE", "'support'"]),
+        (["--mix", "a=b:1;c=d"], ["--mix", "ADAPTER:SCALE", "'d'"]),
+        (["--mix", "a=b:nan"], ["--mix", "'b:nan'"]),
+        (["--max-loras", "-1"], ["--max-loras", "'-1'"]),
         (["--policy", "lifo"], ["--policy", "'fair'", "'drain'", "'lifo'"]),
         (["--max-wait", "-1"], ["--max-wait", "'-1'"]),
         (["--max-wait", "inf"], ["--max-wait", "'inf'"]),
