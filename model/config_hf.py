@@ -57,9 +57,16 @@ _GEMMA_SIZES: Mapping[str, object] = {
 def config_from_hf(values: Mapping[str, object], source: str) -> ModelConfig:
     """Return the configuration that the object in config.json describes; `source` names the file in errors.
 
-    Raises CheckpointError naming the field that is missing, malformed or not supported.
+    Of a Gemma that also sees (`gemma3`) it is the configuration of its language model. Raises CheckpointError naming
+    the field that is missing, malformed or not supported.
     """
     fields = Fields(values, source)
+    if is_multimodal(values):
+        fields.refuse_unless({"quantization_config": (), "compression_config": (), "tie_word_embeddings": (True,)})
+        text = values.get("text_config")
+        if not isinstance(text, dict) or text.get("model_type", "gemma3_text") != "gemma3_text":
+            raise fields.error("text_config", "an object with the configuration of a gemma3_text model is needed")
+        return config_from_hf({**text, "model_type": "gemma3_text"}, f"{source}: text_config")
     _refuse_nope_layers(fields)
     honoured = _HONOURED.get(str(values.get("model_type")), ())
     fields.refuse_unless({name: neutral for name, neutral in _NOT_HONOURED.items() if name not in honoured})
@@ -69,6 +76,11 @@ def config_from_hf(values: Mapping[str, object], source: str) -> ModelConfig:
     config = _gemma(values, source) if family == "gemma3_text" else _llama_like(fields, family, source)
     config.check(source)
     return config
+
+
+def is_multimodal(values: Mapping[str, object]) -> bool:
+    """Whether config.json describes a model of which the language model is only a part."""
+    return values.get("model_type") == "gemma3"
 
 
 def _llama_like(fields: Fields, family: str, source: str) -> ModelConfig:

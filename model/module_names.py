@@ -30,6 +30,11 @@ def canonical_name(name: str) -> str:
     return name
 
 
+def is_vision(name: str) -> bool:
+    """Whether a tensor belongs to the part of a multimodal model that sees."""
+    return name.removeprefix("model.").startswith(("vision_tower.", "multi_modal_projector."))
+
+
 def unstack(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, slice]]] | None:
     """Return what a tensor of stacked experts consists of, None for any other tensor; `name` is canonical.
 

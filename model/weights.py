@@ -15,10 +15,11 @@ import torch
 
 from model.config import CheckpointError, ModelConfig
 from model.config_gguf import config_from_gguf, rows_are_interleaved
-from model.config_hf import config_from_hf
+from model.config_hf import config_from_hf, is_multimodal
 from model.fields import Fields, read_json_object
 from model.gguf import GgufFile, GgufValue, is_gguf, read_gguf
 from model.gguf_names import GgufWeights
+from model.module_names import is_vision
 from model.safetensors_weights import SafetensorsWeights
 from model.tensor_shapes import check_tensors, tensor_shapes
 
@@ -86,6 +87,9 @@ def _load_directory(directory: Path) -> Checkpoint:
     values = read_json_object(path)
     config = config_from_hf(values, str(path))
     weights = SafetensorsWeights(directory)
+    if is_multimodal(values):
+        for name in [name for name in weights if is_vision(name)]:
+            weights.leave_out(name)
     if config.tied_embeddings and "lm_head.weight" in weights:
         _leave_out_tied_head(weights, directory)
     check_tensors(weights.shapes, config, str(directory))

@@ -8,6 +8,7 @@ import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, SiglipVisionConfig
 
 from model.config import CheckpointError
 from model.gguf import read_gguf
@@ -73,6 +74,22 @@ def test_stacked_experts_are_taken_apart(family: str, tmp_path: Path) -> None:
         wanted = state_of(model)
         assert set(checkpoint.tensors) == set(wanted)
         assert all(torch.equal(checkpoint.tensors[name], weight) for name, weight in wanted.items())
+
+
+@pytest.mark.parametrize("as_published", [False, True])
+def test_the_language_model_of_a_gemma_that_sees_is_loaded_alone(as_published: bool, tmp_path: Path) -> None:
+    text = make_model("gemma3", tmp_path / "text", tied=True)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    vision = SiglipVisionConfig(image_size=8, patch_size=4, **sizes)
+    config = Gemma3Config(text_config=text.config, vision_config=vision, mm_tokens_per_image=1)
+    model = Gemma3ForConditionalGeneration(config)
+    model.model.language_model.load_state_dict(text.model.state_dict())
+    model.save_pretrained(tmp_path / "whole", save_original_format=as_published)
+    found, wanted = load_checkpoint(tmp_path / "whole"), load_checkpoint(tmp_path / "text")
+    assert found.config == wanted.config
+    assert set(found.tensors) == set(wanted.tensors)
+    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in wanted.tensors.items())
+    assert found.num_bytes == wanted.num_bytes
 
 
 def test_experts_of_old_gguf_files_are_not_stacked(tmp_path: Path) -> None:
