@@ -1,4 +1,4 @@
-"""The demo server as its own process: what a newcomer starts, on a free port."""
+"""A server as its own process on a free port; the demo server is what a newcomer starts."""
 
 import asyncio
 import os
@@ -25,24 +25,33 @@ def demo_server(*flags: str, start_s: float = 180.0) -> Iterator[int]:
     try:
         yield port
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        stop(process)
 
 
 def start_demo_server(flags: Sequence[str], start_s: float = 180.0) -> tuple[subprocess.Popen[bytes], int]:
     """Start the demo server and return it with its port, once it is ready. Raises RuntimeError where it is not in
     time."""
-    port = _free_port()
     loras = [flag for name in ADAPTERS for flag in ("--lora", f"docs/demo/{name}")]
-    command = [sys.executable, "-m", "server", "serve", "-m", str(demo_model_path()), "--port", str(port)]
-    command += [*loras, "--lora-init-without-apply", *flags]
+    return start_server(demo_model_path(), [*loras, "--lora-init-without-apply", *flags], start_s)
+
+
+def start_server(model: Path, flags: Sequence[str], start_s: float = 180.0) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a server and return it with its port, once it is ready. Raises RuntimeError where it is not in time."""
+    port = _free_port()
+    command = [sys.executable, "-m", "server", "serve", "-m", str(model), "--port", str(port), *flags]
     process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
     deadline_s = time.monotonic() + start_s
     while time.monotonic() < deadline_s and process.poll() is None:
         if asyncio.run(_is_ready(port)):
             return process, port
     process.kill()
-    raise RuntimeError(f"the demo server was not ready in {start_s} s; exit code {process.wait()}")
+    raise RuntimeError(f"the server was not ready in {start_s} s; exit code {process.wait()}")
+
+
+def stop(process: subprocess.Popen[bytes]) -> int:
+    """Stop a server with SIGTERM; return its exit code."""
+    process.send_signal(signal.SIGTERM)
+    return process.wait(60)
 
 
 async def _is_ready(port: int) -> bool:
