@@ -7,9 +7,10 @@ is refused. What each kind of adapter computes, and what is refused, is listed i
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from model.adapter import BaseWeights
+from model.adapter import BaseWeights, LoraDelta
 from model.adapter_content import AdapterContent
 from model.adapter_peft_config import PeftConfig, read_peft_config
 from model.adapter_peft_deltas import DeltaReader
@@ -21,6 +22,7 @@ from model.adapter_tensors import AdapterError
 
 _LORA_PARTS = (Part.A, Part.B, Part.EMBEDDING_A, Part.EMBEDDING_B, Part.INNER_A, Part.INNER_B)
 _NORM = "norm.weight"
+_ROUTER = ".mlp.gate"
 
 
 def read_peft(directory: Path, base: BaseWeights) -> AdapterContent:
@@ -30,7 +32,7 @@ def read_peft(directory: Path, base: BaseWeights) -> AdapterContent:
     targets = Targets(config, base, spelling_of(tensors.names, base))
     _check_saved(config, targets, base)
     reader = DeltaReader(config, targets, tensors, base)
-    deltas = reader.linear_deltas() | reader.expert_deltas()
+    deltas = reader.linear_deltas() | reader.expert_deltas() | _routers(targets, tensors, base)
     tokens = TokenReader(reader).read()
     if tokens.head is not None:
         deltas[HEAD] = tokens.head
@@ -54,9 +56,13 @@ def _norm_modules(base: BaseWeights) -> Iterator[str]:
     return (name.removesuffix(".weight") for name in base.tensors if name.endswith(_NORM))
 
 
+def _router_modules(base: BaseWeights) -> Iterator[str]:
+    return (module for module in base.module_shapes if module.endswith(_ROUTER))
+
+
 def _check_saved(config: PeftConfig, targets: Targets, base: BaseWeights) -> None:
     """Refuse modules_to_save that names what cannot be replaced, or what is not there."""
-    replaceable = {EMBEDDING, HEAD, *_norm_modules(base)}
+    replaceable = {EMBEDDING, HEAD, *_norm_modules(base), *_router_modules(base)}
     paths = {path: None for leaf in (*replaceable, *base.module_shapes) for path in _with_parents(leaf)}
     used = set()
     for path, entry in targets.saved(paths):
@@ -64,8 +70,8 @@ def _check_saved(config: PeftConfig, targets: Targets, base: BaseWeights) -> Non
         if path not in replaceable:
             raise AdapterError(
                 f"{CONFIG_FILE}: modules_to_save = {show(list(config.modules_to_save))} is not supported: it names "
-                f"'{path}', and only embed_tokens, lm_head and norms can be replaced whole: adapt it as one of the "
-                f"target_modules, or {MERGE}"
+                f"'{path}', and only embed_tokens, lm_head, norms and routers can be replaced whole: adapt it as one "
+                f"of the target_modules, or {MERGE}"
             )
     for entry in config.modules_to_save:
         if entry not in used and not any(path.endswith(entry) for path in paths):
@@ -101,16 +107,27 @@ def _biases(config: PeftConfig, modules: Iterable[str], tensors: PeftTensors, ba
 
 def _norms(targets: Targets, tensors: PeftTensors, base: BaseWeights) -> dict[str, Tensor]:
     """Return the trained weights of norms minus the base model's, by module."""
-    norms = {}
-    for module, _ in targets.saved(_norm_modules(base)):
-        found, own = tensors.take(module, Part.WEIGHT), base.tensors[f"{module}.weight"]
-        if found is None:
-            raise AdapterError(
-                f"modules_to_save in {CONFIG_FILE} names '{module}', but {WEIGHTS_FILE} has no tensor for it"
-            )
-        found.check_shape(tuple(own.shape), "(size,)")
-        norms[module] = found.tensor.float() - own.float()
-    return norms
+    return {module: _difference(module, tensors, base) for module, _ in targets.saved(_norm_modules(base))}
+
+
+def _routers(targets: Targets, tensors: PeftTensors, base: BaseWeights) -> dict[str, LoraDelta]:
+    """Return trained routers as deltas of full rank, by module: there are few experts, and so few ranks."""
+    deltas = {}
+    for module, _ in targets.saved(_router_modules(base)):
+        difference = _difference(module, tensors, base)  # (E, D)
+        deltas[module] = LoraDelta(difference, torch.eye(len(difference)), 1.0)
+    return deltas
+
+
+def _difference(module: str, tensors: PeftTensors, base: BaseWeights) -> Tensor:
+    """Return the weight that modules_to_save put in the place of the base model's, minus that one."""
+    found, own = tensors.take(module, Part.WEIGHT), base.tensors[f"{module}.weight"]
+    if found is None:
+        raise AdapterError(
+            f"modules_to_save in {CONFIG_FILE} names '{module}', but {WEIGHTS_FILE} has no tensor for it"
+        )
+    found.check_shape(tuple(own.shape), "the base model's")
+    return found.tensor.float() - own.float()
 
 
 def _why_left(module: str, part: Part, config: PeftConfig, targets: Targets, base: BaseWeights) -> str:

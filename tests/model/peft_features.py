@@ -34,6 +34,7 @@ class Feature:
     fields: Mapping[str, object] = field(default_factory=dict)
     """Of LoraConfig, beside a rank, an alpha and target modules."""
     families: tuple[str, ...] = DENSE
+    """None where another test is its oracle."""
     is_tied: bool = False
     is_resized: bool = False
     """The adapter was trained with NUM_ADDED tokens more than the base model has."""
@@ -235,6 +236,7 @@ HONOURED: tuple[Feature, ...] = (
         EVERY,
         note="'norm' names every norm, as PEFT compares ends of names",
     ),
+    Feature("modules_to_save", "routers", {"modules_to_save": ["gate"]}, MIXTURES),
     Feature("trainable_token_indices", "tokens", {"trainable_token_indices": _TOKENS}, EVERY, note="a token overlay"),
     Feature(
         "trainable_token_indices",
@@ -364,6 +366,12 @@ HONOURED: tuple[Feature, ...] = (
         write=converted_pissa,
         families=("llama",),
     ),
+    Feature(
+        "alora_invocation_tokens",
+        "activated LoRA",
+        families=(),  # test_activated.py
+        note="acts from its invocation on; with deltas of linear modules alone",
+    ),
     Feature("lora_dropout", "dropout in training", {"lora_dropout": 0.3}, ("llama",), note="changes nothing"),
     Feature("(file)", "float16", dtype=torch.float16, families=("llama",)),
     Feature("(file)", "bfloat16", dtype=torch.bfloat16, families=("llama",)),
@@ -435,13 +443,13 @@ REFUSED: tuple[Refusal, ...] = (
     Refusal(
         "modules_to_save",
         "a linear module",
-        "only embed_tokens, lm_head and norms can be replaced whole",
+        "only embed_tokens, lm_head, norms and routers can be replaced whole",
         {"modules_to_save": ["o_proj"]},
     ),
     Refusal(
         "modules_to_save",
         "a whole block",
-        "only embed_tokens, lm_head and norms can be replaced whole",
+        "only embed_tokens, lm_head, norms and routers can be replaced whole",
         {"modules_to_save": ["self_attn"]},
     ),
     Refusal(

@@ -58,6 +58,8 @@ class Base:
         checkpoint = load_checkpoint(path)
         self.decoder = Decoder(checkpoint.config, checkpoint.tensors, choose_backend("cpu", "float32"))
         self.weights = base_weights(path)
+        plain = LoraConfig(r=7, lora_alpha=9, target_modules=["q_proj", "v_proj"])
+        self.other = make_peft_adapter(self.oracle, path / "other", plain, seed=2)
 
     def resized(self) -> PreTrainedModel:
         """Return PEFT's base model with rows of zeros for added tokens, as users make it before they load."""
@@ -107,37 +109,39 @@ def write_feature(feature: Feature, base: PreTrainedModel, directory: Path) -> P
 
 
 def peft_logits(
-    base: PreTrainedModel, tokens: tuple[int, ...], paths: Mapping[str, Path], scales: Mapping[str, float]
-) -> Tensor:
-    """Compute what PEFT computes with its adapters at their scales; "own" is the one that may replace weights."""
+    base: PreTrainedModel, tokens: tuple[int, ...], own: Path, other: Path, scales: tuple[float, float]
+) -> tuple[Tensor, Tensor]:
+    """Compute what PEFT computes with `own` alone, and with both at their scales; `own` may replace weights."""
     originals = {name: tensor.clone() for name, tensor in base.state_dict().items()}
-    # PEFT cannot load another adapter after one that has rows of tokens.
-    has_tokens = PeftConfig.from_pretrained(paths["own"]).trainable_token_indices is not None
-    model = attach(base, dict(reversed([*paths.items()])) if has_tokens else paths)
-    set_scales(model, scales)
-    if scales["own"] != 1:
-        scale_replaced(model, originals, scales["own"])
+    paths = {"own": own, "other": other}
+    if PeftConfig.from_pretrained(own).trainable_token_indices is not None:
+        paths = {"other": other, "own": own}  # PEFT cannot load another adapter after one that has rows of tokens
+    model, logits = attach(base, paths), []
     with torch.no_grad():
-        logits: Tensor = model(torch.tensor([tokens])).logits[0]
-    return logits
+        model.base_model.set_adapter(["own"])
+        logits.append(model(torch.tensor([tokens])).logits[0])
+        model.base_model.set_adapter(["own", "other"])
+        set_scales(model, {"own": scales[0], "other": scales[1]})
+        scale_replaced(model, originals, scales[0])
+        logits.append(model(torch.tensor([tokens])).logits[0])
+    return logits[0], logits[1]
 
 
 def scale_replaced(model: PeftModel, originals: Mapping[str, Tensor], scale: float) -> None:
     """Put what replaces weights of the base model between those and the trained ones."""
-    with torch.no_grad():
-        for full_name, parameter in model.named_parameters():
-            name = full_name.removeprefix("base_model.model.")
-            if name.endswith("trainable_tokens_delta.own"):
-                module = model.get_submodule(full_name.removesuffix(".trainable_tokens_delta.own"))
-                own = originals[f"{name.removesuffix('.token_adapter.trainable_tokens_delta.own')}.weight"]
-                original = own[module.token_indices["own"]]
-            else:
-                for infix in (".modules_to_save.own", ".original_module", ".token_adapter", ".base_layer"):
-                    name = name.replace(infix, "")
-                if name not in originals or "lora_" in name:
-                    continue
-                original = originals[name]
-            parameter.copy_(original + scale * (parameter - original))
+    for full_name, parameter in model.named_parameters():
+        name = full_name.removeprefix("base_model.model.")
+        if name.endswith(".trainable_tokens_delta.own"):
+            rows = model.get_submodule(full_name.removesuffix(".trainable_tokens_delta.own"))
+            path = name.removesuffix(".token_adapter.trainable_tokens_delta.own")
+            original = originals[f"{path}.weight"][rows.token_indices["own"]]
+        else:
+            for infix in (".modules_to_save.own", ".original_module", ".token_adapter", ".base_layer"):
+                name = name.replace(infix, "")
+            if name not in originals:
+                continue
+            original = originals[name]
+        parameter.copy_(original + scale * (parameter - original))
 
 
 def assert_close(got: Tensor, wanted: Tensor) -> None:
@@ -164,15 +168,12 @@ def test_an_honoured_feature_computes_what_peft_computes(
     fresh = base.resized() if feature.is_resized else base.oracle
     tokens = (*PROMPT[:20], *ADDED, *PROMPT[20:]) if feature.is_resized else PROMPT
     own = write_feature(feature, fresh, tmp_path / "own")
-    other = make_peft_adapter(
-        base.oracle, tmp_path / "other", LoraConfig(r=7, lora_alpha=9, target_modules=["q_proj", "v_proj"]), seed=2
-    )
-    adapter, plain = base.load(own, 0), base.load(other, 1)
-    wanted = peft_logits(fresh, tokens, {"own": own}, {"own": 1})
-    assert_close(base.logits(tokens, (adapter, 1.0)), wanted)
-    mixed = peft_logits(fresh, tokens, {"own": own, "other": other}, {"own": 0.5, "other": -0.3})
+    adapter, plain = base.load(own, 0), base.load(base.other, 1)
+    alone, mixed = peft_logits(fresh, tokens, own, base.other, (0.5, -0.3))
+    assert_close(base.logits(tokens, (adapter, 1.0)), alone)
     assert_close(base.logits(tokens, (adapter, 0.5), (plain, -0.3)), mixed)
-    assert (wanted - mixed).abs().max() > 1e-2 * wanted.abs().max()
+    assert_close(base.logits(tokens, (plain, -0.3), (adapter, 0.5)), mixed)
+    assert (alone - mixed).abs().max() > 1e-2 * alone.abs().max()
 
 
 @pytest.mark.parametrize("refusal", REFUSED, ids=lambda refusal: f"{refusal.name}: {refusal.what}")
