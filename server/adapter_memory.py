@@ -64,14 +64,15 @@ class Budget:
         """Return the error about adapters that never fit, which take so much beside so many that stay."""
         more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
         listed = ", ".join(repr(name) for name in names[:_MAX_LISTED]) + more
+        listed = f"the adapter {listed}" if len(names) == 1 else f"the {len(names)} adapters {listed} together"
         beside = f" beside {num_pinned} that stay in memory" if num_pinned else ""
         if self.max_resident and len(names) + num_pinned > self.max_resident:
             return AdapterListTooLong(
-                f"{len(names)} adapters ({listed}){beside} are more than fit in memory, {self.max_resident} "
-                "(--max-loras)"
+                f"{listed} cannot be in memory{beside}, the limit is {self.max_resident} (--max-loras)"
             )
         return AdapterListTooLong(
-            f"the adapters {listed} take {num_bytes} bytes{beside}, the limit is {self.max_bytes} (--lora-memory-bytes)"
+            f"{listed} cannot be in memory{beside}: {num_bytes} bytes, the limit is {self.max_bytes} "
+            "(--lora-memory-bytes)"
         )
 
 
