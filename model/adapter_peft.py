@@ -19,6 +19,7 @@ from model.adapter_peft_targets import EMBEDDING, HEAD, Targets, spelling_of
 from model.adapter_peft_tensors import WEIGHTS_FILE, Part, PeftTensors, read_peft_tensors
 from model.adapter_peft_tokens import TokenReader
 from model.adapter_tensors import AdapterError
+from model.bounded_regex import Budget
 
 _LORA_PARTS = (Part.A, Part.B, Part.EMBEDDING_A, Part.EMBEDDING_B, Part.INNER_A, Part.INNER_B)
 _NORM = "norm.weight"
@@ -29,7 +30,7 @@ def read_peft(directory: Path, base: BaseWeights) -> AdapterContent:
     """Read a PEFT adapter for the base model. Raises AdapterError naming the field or the tensor."""
     config = read_peft_config(directory)
     tensors = read_peft_tensors(directory)
-    targets = Targets(config, base, spelling_of(tensors.names, base))
+    targets = Targets(config, base, spelling_of(tensors.names, base), Budget())
     _check_saved(config, targets, base)
     reader = DeltaReader(config, targets, tensors, base)
     deltas = reader.linear_deltas() | reader.expert_deltas() | _routers(targets, tensors, base)

@@ -58,13 +58,16 @@ def spelling_of(names: Iterable[str], base: BaseWeights) -> Spelling:
 class Targets:
     """A config's answers about the modules of one base model, which go by their canonical paths."""
 
-    def __init__(self, config: PeftConfig, base: BaseWeights, spelling: Spelling) -> None:
-        """Raises AdapterError, here as in the answers, naming the field whose expression cannot be matched."""
+    def __init__(self, config: PeftConfig, base: BaseWeights, spelling: Spelling, budget: Budget) -> None:
+        """`budget`: what all the matching may cost. Raises AdapterError, here as in the answers, naming the field whose
+        expression cannot be matched.
+        """
         self._config = config
         self._spelling = spelling
-        self._budget = Budget()
+        self._budget = budget
         self._is_target = self._name_test("target_modules", config.target_modules or ())
         self._is_excluded = self._name_test("exclude_modules", config.exclude_modules)
+        self._saved_tests = [self._part_test("modules_to_save", entry) for entry in config.modules_to_save]
         self._is_target_parameter = self._name_test("target_parameters", config.target_parameters)
         self._ranks = [(self._end_test("rank_pattern", key), rank) for key, rank in config.rank_pattern.items()]
         self._alphas = [(self._end_test("alpha_pattern", key), alpha) for key, alpha in config.alpha_pattern.items()]
@@ -118,7 +121,8 @@ class Targets:
 
     def _targets(self, name: str, path: str) -> bool:
         config = self._config
-        if self._is_excluded(name) or self._is_saved(name):
+        # PEFT adapts no module that it saves whole, nor a part of one.
+        if self._is_excluded(name) or any(is_saved(name) for is_saved in self._saved_tests):
             return False
         if isinstance(config.target_modules, str):
             if config.target_modules.lower() == ALL_LINEAR:
@@ -127,11 +131,6 @@ class Targets:
         if config.target_modules is None or name in config.target_modules:
             return True
         return self._is_target(name) and self._transforms_layer_of(name)
-
-    def _is_saved(self, name: str) -> bool:
-        """PEFT adapts no module that it saves whole, nor a part of one."""
-        padded = f".{name}."
-        return any(f".{entry}." in padded for entry in self._config.modules_to_save)
 
     def _transforms_layer_of(self, name: str) -> bool:
         if not self._config.layers_to_transform:
@@ -168,6 +167,12 @@ class Targets:
             return _has_end(name, pattern)
 
         return matches
+
+    def _part_test(self, field: str, pattern: str) -> Callable[[str], bool]:
+        """Return whether a pattern matches some parts of a path, from one dot to another."""
+        if pattern.isidentifier():
+            return lambda name: f".{pattern}." in f".{name}."
+        return self._regex(field, pattern, rf"(^|.*\.){pattern}($|\..*)")
 
     def _regex(self, field: str, shown: str, pattern: str) -> Callable[[str], bool]:
         try:
