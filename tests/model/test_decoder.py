@@ -126,11 +126,12 @@ def test_a_token_has_the_same_bits_whatever_its_neighbours(models: Models, famil
             assert torch.equal(got, alone[i]), (size, i)
 
 
-def test_bfloat16_stays_near_float32(models: Models) -> None:
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_bfloat16_stays_near_float32(models: Models, family: str) -> None:
     tokens = prompt(4)
-    exact = whole(decoder_of(models, "llama", backend_of("cpu")), tokens)
+    exact = whole(decoder_of(models, family, backend_of("cpu")), tokens)
     for kind in ("reference", "cpu"):
-        got = whole(decoder_of(models, "llama", backend_of(kind, torch.bfloat16)), tokens)
+        got = whole(decoder_of(models, family, backend_of(kind, torch.bfloat16)), tokens)
         assert got.dtype == torch.float32
         assert (got - exact).abs().mean() < 0.02 * exact.abs().mean()
 
@@ -194,13 +195,27 @@ def test_an_adapter_list_acts_as_if_it_were_merged(
     assert (got - whole(decoder, tokens)).abs().mean() > 0.1
 
 
-def test_adapted_tokens_too_have_the_same_bits_in_every_batch(models: Models) -> None:
-    decoder = decoder_of(models, "llama", backend_of("cpu"))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mixtral", "qwen3moe"])
+def test_adapted_tokens_too_have_the_same_bits_in_every_batch(models: Models, family: str, dtype: torch.dtype) -> None:
+    decoder = decoder_of(models, family, backend_of("cpu", dtype))
     stack = stack_adapters([(random_adapter(decoder, 0, seed=1), 0.7)], decoder.adaptable, decoder.backend)
     prompts = [prompt(20 + i, 12) for i in range(7)]
     together = logits_of(decoder, prompts, [[5] * 7, *[[1] * 7] * 7], lora=stack)
     for tokens, got in zip(prompts, together, strict=True):
         assert torch.equal(got, whole(decoder, tokens, lora=stack))
+
+
+@pytest.mark.parametrize("family", ["gemma3", "mixtral"])
+def test_adapted_bfloat16_stays_near_float32(models: Models, family: str) -> None:
+    tokens = prompt(9)
+    logits = []
+    for backend in (backend_of("cpu"), backend_of("cpu", torch.bfloat16), backend_of("reference", torch.bfloat16)):
+        decoder = decoder_of(models, family, backend)
+        stack = stack_adapters([(random_adapter(decoder, 0, seed=1), 0.7)], decoder.adaptable, backend)
+        logits.append(whole(decoder, tokens, lora=stack))
+    for got in logits[1:]:
+        assert (got - logits[0]).abs().mean() < 0.05 * logits[0].abs().mean()
 
 
 def test_experts_and_their_routers_are_projections_like_others(models: Models) -> None:
