@@ -72,6 +72,8 @@ def read_fields(directory: Path) -> dict[str, Json]:
 
 
 def _read_object(path: Path) -> dict[str, Json]:
+    if path.exists() and not path.is_file():  # a pipe would never end
+        raise AdapterError(f"cannot read {path}: it is no regular file")
     try:
         if path.stat().st_size > MAX_BYTES:
             raise AdapterError(f"{path} has {path.stat().st_size} bytes, at most {MAX_BYTES} are read")
