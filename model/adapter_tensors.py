@@ -8,11 +8,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from model.fields import printable
+
+_MAX_MESSAGE = 1000
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class AdapterError(ValueError):
     """An adapter that cannot be loaded as it is. The message names the field or tensor, and what would work."""
+
+    def __init__(self, message: str) -> None:
+        """The names in a file may be of any length, and not printable."""
+        super().__init__(printable(message[:_MAX_MESSAGE])[:_MAX_MESSAGE])
 
 
 @dataclass(frozen=True, slots=True)
