@@ -192,7 +192,7 @@ class Targets:
 def _has_end(name: str, pattern: str) -> bool:
     """Whether a pattern that is a plain name, whose dots stand for any character, matches a name or an end of it."""
     before = len(name) - len(pattern)
-    if before < 0 or (before > 0 and name[before - 1] != "."):
+    if pattern[-1] not in (name[-1], ".") or before < 0 or (before > 0 and name[before - 1] != "."):
         return False
     return all(wanted in (".", found) for wanted, found in zip(pattern, name[before:], strict=True))
 

@@ -150,16 +150,28 @@ def test_the_language_part_of_a_model_that_sees_is_found(
     assert ours.key_of_module("lm_head") is None
 
 
-@pytest.mark.parametrize("field", ["target_modules", "exclude_modules", "modules_to_save", "rank_pattern"])
-def test_all_matching_has_one_budget(bases: dict[str, BaseWeights], tmp_path: Path, field: str) -> None:
-    costly = "(.|..)*" * 40 + "x"
-    value = {"rank_pattern": {costly: 4}, "modules_to_save": [costly]}.get(field, costly)
+COSTLY = "(.|..)*" * 40 + "x"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("target_modules", COSTLY),
+        ("exclude_modules", COSTLY),
+        ("modules_to_save", [COSTLY]),
+        ("rank_pattern", {COSTLY: 4}),
+        ("rank_pattern", {f"module_{i}": 4 for i in range(100)}),
+        ("alpha_pattern", {f"module_{i}": 4 for i in range(100)}),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_all_matching_has_one_budget(bases: dict[str, BaseWeights], tmp_path: Path, field: str, value: object) -> None:
     ours = targets(bases["qwen3moe"], tmp_path, {field: value}, budget=Budget(500))
 
     def ask() -> None:
         for module in bases["qwen3moe"].module_shapes:
             ours.key_of_module(module)
-            ours.rank(module)
+            ours.factor(module)
 
     with pytest.raises(AdapterError, match=f"of {field} takes too long to match"):
         ask()
