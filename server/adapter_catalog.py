@@ -218,9 +218,11 @@ class AdapterCatalog:
         by_name = self._choose(model)
         return listed if lora and listed is not None else by_name
 
-    def selects(self, model: str | None) -> bool:
-        """Whether `model` chooses an adapter or a mix, so that an answer carries it."""
-        return model is not None and any(self._has(name) for name in (model, *self._behind_base(model)))
+    def chosen_name(self, lora: object, model: str | None) -> str | None:
+        """Return `model` where it is what chooses the list, as the name of an adapter or of a mix; else None."""
+        if lora or model is None or not any(self._has(name) for name in (model, *self._behind_base(model))):
+            return None
+        return model
 
     def read_list(self, value: object, field: str) -> AdapterChoice:
         """Return the list that a JSON value is: `[{"id" or "name", "scale"}, …]`. Raises AdapterListError, which names

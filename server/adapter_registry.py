@@ -41,6 +41,8 @@ class ServedList:
         self.model = model
         """The name by which it was chosen, and which answers carry; None where it was not chosen by name."""
         self.lease = lease
+        self.waited_s = 0.0
+        """How long the request waited for its adapters."""
         self._registry = registry
         self._request_ids: set[int] = set()
 
@@ -117,20 +119,22 @@ class AdapterRegistry:
         It is resolved before anything is awaited, and where everything is in memory nothing is. Raises
         AdapterListError, ModelUnknown, and what loading raises.
         """
-        choice = self.catalog.resolve(lora, model)
-        served = self.try_serve(choice, model)
-        return await self.serve(choice, model) if served is None else served
+        choice, name = self.catalog.resolve(lora, model), self.catalog.chosen_name(lora, model)
+        served = self.try_serve(choice, name)
+        return await self.serve(choice, name) if served is None else served
 
-    def try_serve(self, choice: AdapterChoice, model: str | None = None) -> ServedList | None:
-        """Return a resolved list at once where all of it is in memory and nobody waits for that; else None."""
+    def try_serve(self, choice: AdapterChoice, name: str | None = None) -> ServedList | None:
+        """Return a resolved list at once where all of it is in memory and nobody waits for that; else None. `name` is
+        what it was chosen by.
+        """
         lease = self.residency.try_acquire([entry for entry, _ in choice])
-        return None if lease is None else self._serve(choice, lease, model)
+        return None if lease is None else self._serve(choice, lease, name)
 
-    async def serve(self, choice: AdapterChoice, model: str | None = None) -> ServedList:
+    async def serve(self, choice: AdapterChoice, name: str | None = None) -> ServedList:
         """Return a resolved list once all of it is in memory. May be cancelled."""
-        return self._serve(choice, await self.residency.acquire([entry for entry, _ in choice]), model)
+        return self._serve(choice, await self.residency.acquire([entry for entry, _ in choice]), name)
 
-    def _serve(self, choice: AdapterChoice, lease: Lease, model: str | None) -> ServedList:
+    def _serve(self, choice: AdapterChoice, lease: Lease, name: str | None) -> ServedList:
         residents = [lease.residents[entry] for entry, _ in choice]
         try:
             text = self._tokenizer_of(residents)
@@ -138,7 +142,6 @@ class AdapterRegistry:
             lease.release()
             raise
         key = cohort_key((resident.id, scale) for resident, (_, scale) in zip(residents, choice, strict=True))
-        name = model if self.catalog.selects(model) else None
         served = self._held[lease] = ServedList(self, lease, key, text, name)
         self._remember(lease.residents)
         return served

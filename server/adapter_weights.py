@@ -4,11 +4,14 @@ The weight of a list is the largest of its adapters' weights; an adapter that is
 to is the scheduler's business.
 """
 
+import logging
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from scheduler.cohort import AdapterId, CohortKey
+
+log = logging.getLogger(__name__)
 
 BASE_NAME = "base"
 """Names the base model; no adapter may be called so."""
@@ -37,11 +40,16 @@ def read_weights(text: str) -> tuple[AdapterWeight, ...]:
     return tuple(weights)
 
 
-def check_names(weights: Sequence[AdapterWeight], names: Collection[str]) -> None:
-    """Raise ValueError where a weight's name is not one of the adapters' `names`."""
+def check_names(weights: Sequence[AdapterWeight], names: Collection[str], *, can_come_later: bool) -> None:
+    """Raise ValueError where a weight's name is not one of the adapters' `names`; only tell of it where such an adapter
+    can come later.
+    """
     for item in weights:
         if item.name != BASE_NAME and item.name not in names:
-            raise ValueError(f"--adapter-weight names {item.name!r}; there are {', '.join([BASE_NAME, *names])}")
+            problem = f"--adapter-weight names {item.name!r}; there are {', '.join([BASE_NAME, *names])}"
+            if not can_come_later:
+                raise ValueError(problem)
+            log.warning("%s, until now", problem)
 
 
 def weigh_lists(weights: Sequence[AdapterWeight], name_of: Callable[[AdapterId], str]) -> Callable[[CohortKey], float]:

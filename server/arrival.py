@@ -3,6 +3,7 @@ and its time is not over, and gives the list back where there is no answer.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -40,20 +41,23 @@ async def list_for_now(request: Request, engine: Engine, fields: ListFields) -> 
 
 async def _acquire(request: Request, engine: Engine, fields: ListFields) -> ServedList:
     # Resolved before anything is awaited: scales that are set later are for later requests.
-    choice = engine.adapters.catalog.resolve(fields.lora, fields.model)
-    served = engine.adapters.try_serve(choice, fields.model)
-    return await _wait(request, engine, choice, fields.model) if served is None else served
+    catalog = engine.adapters.catalog
+    choice, name = catalog.resolve(fields.lora, fields.model), catalog.chosen_name(fields.lora, fields.model)
+    served = engine.adapters.try_serve(choice, name)
+    return await _wait(request, engine, choice, name) if served is None else served
 
 
-async def _wait(request: Request, engine: Engine, choice: AdapterChoice, model: str | None) -> ServedList:
+async def _wait(request: Request, engine: Engine, choice: AdapterChoice, name: str | None) -> ServedList:
     timeout_s = engine.settings.request_timeout or None
-    loading = asyncio.create_task(engine.adapters.serve(choice, model))
+    arrived_s = time.monotonic()
+    loading = asyncio.create_task(engine.adapters.serve(choice, name))
     leaving = asyncio.create_task(_disconnect(request))
     is_taken = False
     try:
         await asyncio.wait((loading, leaving), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             served = loading.result()
+            served.waited_s = time.monotonic() - arrived_s
             is_taken = True
             return served
         if leaving.done():

@@ -103,8 +103,8 @@ def assemble(
         departures.observe(event)
         registry.observe(event)
 
-    if not can_come_later(settings):
-        check_names(settings.adapter_weight, [entry.name for entry in catalog.entries])
+    names = [entry.name for entry in catalog.entries]
+    check_names(settings.adapter_weight, names, can_come_later=can_come_later(settings))
     metrics = Metrics() if previous is None else previous.metrics
     scheduler = Scheduler(limits, choose_policy(settings, limits, name_of))
     loop = StepLoop(scheduler, executor, observe=observe)

@@ -73,7 +73,8 @@ class Answer:
         """Generate and send. A refusal by the scheduler is raised before anything is sent."""
         transcripts: list[Transcript] = []
         timeout_s = self.engine.settings.request_timeout
-        timer = asyncio.get_running_loop().call_later(timeout_s, self._time_out, transcripts) if timeout_s else None
+        left_s = max(timeout_s - self.choices[0].served.waited_s, 0.0)
+        timer = asyncio.get_running_loop().call_later(left_s, self._time_out, transcripts) if timeout_s else None
         try:
             self._submit_all(transcripts)
             if self.body.stream:

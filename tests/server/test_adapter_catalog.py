@@ -157,26 +157,26 @@ def test_a_list_that_is_refused_in_its_middle_changes_nothing(catalog: AdapterCa
 @pytest.mark.parametrize("model", ["late", "fake:late", "other:late"])
 def test_a_name_is_scale_one_alone_behind_any_name_of_the_base_too(catalog: AdapterCatalog, model: str) -> None:
     assert asked(catalog, None, model) == [("late", 1.0)]
-    assert catalog.selects(model)
+    assert catalog.chosen_name(None, model) == catalog.chosen_name([], model) == model
 
 
 def test_a_list_goes_before_a_name(catalog: AdapterCatalog) -> None:
-    assert asked(catalog, [{"id": 0, "scale": 2}], "late") == [("tone", 2.0)]
+    lora = [{"id": 0, "scale": 2}]
+    assert asked(catalog, lora, "late") == [("tone", 2.0)]
+    assert catalog.chosen_name(lora, "late") is None
 
 
 @pytest.mark.parametrize("model", ["support", "fake:support"])
 def test_a_mix_is_its_list(catalog: AdapterCatalog, model: str) -> None:
     catalog.define_mix("support", [("late", 0.7), ("tone", -0.5), ("facts", 0.0)])
     assert [(name, shortest(scale)) for name, scale in asked(catalog, None, model)] == [("tone", -0.5), ("late", 0.7)]
-    assert catalog.selects(model)
+    assert catalog.chosen_name(None, model) == catalog.chosen_name([], model) == model
 
 
 def test_an_unknown_name_is_the_current_scales_where_names_are_not_how_adapters_are_chosen() -> None:
     catalog = make_catalog()
     assert asked(catalog, None, "gpt-4") == asked(catalog, None, "a:tone") == [("facts", 0.5)]
-    assert not catalog.selects("gpt-4")
-    assert not catalog.selects("fake")
-    assert not catalog.selects(None)
+    assert [catalog.chosen_name(None, model) for model in ("gpt-4", "fake", None)] == [None, None, None]
 
 
 @pytest.mark.parametrize("model", ["fake:gpt-4", "fake:", "other:tone,facts", "fake:fake"])

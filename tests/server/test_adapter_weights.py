@@ -32,9 +32,17 @@ def test_an_adapter_that_is_loaded_again_keeps_its_weight() -> None:
 
 
 def test_a_name_that_is_unknown_is_an_error() -> None:
-    check_names(read_weights("base=2,emoji=2"), list(NAMES.values()))
+    names = list(NAMES.values())
+    check_names(read_weights("base=2,emoji=2"), names, can_come_later=False)
     with pytest.raises(ValueError, match="--adapter-weight names 'pirat'; there are base, pirate, emoji, plain"):
-        check_names(read_weights("pirat=2"), list(NAMES.values()))
+        check_names(read_weights("pirat=2"), names, can_come_later=False)
+
+
+def test_a_name_that_may_come_later_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    check_names(read_weights("base=2,late=2"), list(NAMES.values()), can_come_later=True)
+    assert [record.getMessage() for record in caplog.records] == [
+        "--adapter-weight names 'late'; there are base, pirate, emoji, plain, until now"
+    ]
 
 
 def test_a_name_that_comes_twice_is_an_error() -> None:

@@ -115,6 +115,7 @@ def test_a_request_waits_for_its_adapter_and_others_do_not() -> None:
         assert [resident.name for resident in served.lease.residents.values()] == ["new"]
         assert it.loader.loaded == ["new"]
         assert it.num_references == 2
+        assert served.waited_s > 0 == other.waited_s
 
     play(scene)
 
