@@ -30,8 +30,10 @@ class ChangedRows:
 
     def first_missing(self, end: int) -> int | None:
         """Return the first token beyond the base model's, and before `end`, that has no row; None where all have."""
-        added = self._ids[self._ids >= self.vocab_size].tolist()
-        return next((token for token in range(self.vocab_size, end) if not added or token not in set(added)), None)
+        added = self._ids[self._ids >= self.vocab_size]
+        is_gap = added != torch.arange(self.vocab_size, self.vocab_size + len(added))
+        first = self.vocab_size + int(is_gap.nonzero()[0]) if bool(is_gap.any()) else self.vocab_size + len(added)
+        return first if first < end else None
 
     def replace_all(self, whole: Tensor, base: Tensor) -> None:
         """Put `whole` (V or more, D) in the place of `base` (V, D).

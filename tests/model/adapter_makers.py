@@ -92,7 +92,7 @@ def edit_config(directory: Path, changes: Mapping[str, object]) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | dict(changes)))
 
 
-def edit_tensors(directory: Path, edit: Callable[[dict[str, Tensor]], None]) -> None:
+def edit_tensors(directory: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
     """Let `edit` change the tensors of a PEFT directory, a dictionary by full name."""
     path = directory / "adapter_model.safetensors"
     tensors: dict[str, Tensor] = safetensors.torch.load_file(path)
