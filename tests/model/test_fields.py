@@ -28,6 +28,15 @@ def test_a_value_without_a_default_must_be_there(method: str) -> None:
         getattr(Fields({}, "file"), method)("size")
 
 
+def test_a_whole_number_has_bounds() -> None:
+    fields = Fields({"size": 7}, "file")
+    assert fields.integer("size", minimum=7, maximum=7) == 7
+    with pytest.raises(CheckpointError, match="size is 7; a whole number of at least 8 is needed"):
+        fields.integer("size", minimum=8)
+    with pytest.raises(CheckpointError, match="size is 7; a whole number of at most 6 is needed"):
+        fields.integer("size", maximum=6)
+
+
 def test_errors_name_file_field_and_a_shortened_value() -> None:
     error = Fields({"m.size": "x" * 1000}, "file", prefix="m.").error("size", "a number is needed")
     assert str(error) == f"file: m.size is '{'x' * 76}...; a number is needed"

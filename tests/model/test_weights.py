@@ -224,6 +224,15 @@ def test_a_gguf_file_that_lacks_a_tensor_is_refused_by_its_name(tmp_path: Path) 
         load_checkpoint(tmp_path / "m.gguf")
 
 
+def test_a_gguf_file_with_fewer_experts_than_it_says_is_refused(tmp_path: Path) -> None:
+    write_gguf(make_model("mixtral", tmp_path), tmp_path / "m.gguf")
+    content = (tmp_path / "m.gguf").read_bytes()
+    count = content.index(b"llama.expert_count") + len("llama.expert_count") + 4
+    (tmp_path / "m.gguf").write_bytes(content[:count] + (10**9).to_bytes(4, "little") + content[count + 4 :])
+    with pytest.raises(CheckpointError, match=r"0\.mlp\.gate\.weight has the shape \(4, 64\)"):
+        load_checkpoint(tmp_path / "m.gguf")
+
+
 def test_what_is_no_model_is_refused_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no such file or directory"):
         load_checkpoint(tmp_path / "absent")
