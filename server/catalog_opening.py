@@ -27,10 +27,10 @@ def can_come_later(settings: Settings) -> bool:
 
 
 def open_catalog(settings: Settings) -> AdapterCatalog:
-    """Return the catalog of what the settings name. Raises ValueError naming the adapter or the mix that cannot be,
-    OSError where the folder cannot be read.
+    """Return the catalog of what the settings name. Raises ValueError naming the adapter, the folder or the mix that
+    cannot be.
     """
-    folder = None if settings.lora_dir is None else AdapterFolder(settings.lora_dir)
+    folder = _open_folder(settings.lora_dir)
     catalog = AdapterCatalog(
         model_names(settings),
         find=(lambda name: None) if folder is None else folder.find,
@@ -41,6 +41,15 @@ def open_catalog(settings: Settings) -> AdapterCatalog:
         _add_folder(catalog, folder)
     _define_mixes(catalog, settings.mix)
     return catalog
+
+
+def _open_folder(path: Path | None) -> AdapterFolder | None:
+    if path is None:
+        return None
+    try:
+        return AdapterFolder(path)
+    except OSError as error:
+        raise ValueError(f"--lora-dir {path}: {error.strerror}") from error
 
 
 def _add_arguments(catalog: AdapterCatalog, settings: Settings) -> None:

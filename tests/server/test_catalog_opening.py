@@ -109,6 +109,11 @@ def test_an_unknown_name_is_an_error_where_adapters_can_come_later(setting: dict
         assert catalog.resolve(None, "gpt-4") == catalog.current
 
 
+def test_a_folder_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--lora-dir .*nowhere: No such file"):
+        open_catalog(settings_with(lora_dir=tmp_path / "nowhere"))
+
+
 def test_two_mixes_of_one_name_end_the_start() -> None:
     mix = (MixArgument("support", (("tone", 1.0),)), MixArgument("support", (("tone", 2.0),)))
     with pytest.raises(ValueError, match="--mix support: "):
