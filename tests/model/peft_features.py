@@ -136,7 +136,7 @@ HONOURED: tuple[Feature, ...] = (
         "weight-decomposed LoRA",
         {"use_dora": True},
         EVERY,
-        note="the scale acts inside the norm, as PEFT's set_scale does; norms are measured in float64 at loading",
+        note="the scale acts inside the norm, as PEFT's set_scale does; norms are measured once, at loading",
     ),
     Feature("use_dora", "with rsLoRA", {"use_dora": True, "use_rslora": True}, ("qwen2",)),
     Feature(
