@@ -38,6 +38,12 @@ def read_gguf_adapter(path: Path, base: BaseWeights) -> AdapterContent:
     _check_kind(file, _ARCHITECTURES.get(base.config.family, base.config.family))
     alpha = _number(file, "adapter.lora.alpha")
     tensors = place_tensors(file, alpha, base)
+    invocation_tokens = _token_ids(file, "adapter.alora.invocation_tokens")
+    if invocation_tokens and (tensors.norms or tensors.embedding is not None):
+        raise AdapterError(
+            f"{file.path}: adapter.alora.invocation_tokens together with tensors of norms or of token_embd is not "
+            "supported: trained, those changed the tokens before the invocation too; train with linear modules alone"
+        )
     return AdapterContent(
         deltas=tensors.deltas,
         norms=tensors.norms,
@@ -45,7 +51,7 @@ def read_gguf_adapter(path: Path, base: BaseWeights) -> AdapterContent:
         alpha=alpha,
         task_name=_text(file, "adapter.lora.task_name"),
         prompt_prefix=_text(file, "adapter.lora.prompt_prefix"),
-        invocation_tokens=_token_ids(file, "adapter.alora.invocation_tokens"),
+        invocation_tokens=invocation_tokens,
     )
 
 

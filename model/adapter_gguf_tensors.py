@@ -101,7 +101,7 @@ class _Reader:
         if config.family in _INTERLEAVED:
             num_heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}.get(module.rpartition(".")[2])
             b = b if num_heads is None else separate_halves(b, num_heads)
-        return module, LoraDelta(a, b, self._factor(a.shape[0]))
+        return module, LoraDelta(a, b, self._factor(name, b))
 
     def experts(self, name: str, layer: int, projection: str) -> dict[str, LoraDelta]:
         """Return the deltas of one projection of all experts of a layer, by module."""
@@ -113,7 +113,7 @@ class _Reader:
         E, (out_features, in_features) = len(modules), self._base.module_shapes[modules[0]]
         self._check_shapes(name, (E, None, in_features), (E, out_features, None))
         a, b = self._pair(name)  # (E, R, in), (E, out, R)
-        factor = self._factor(a.shape[1])
+        factor = self._factor(name, b)
         return {module: LoraDelta(a[e], b[e], factor) for e, module in enumerate(modules)}
 
     def embedding(self) -> EmbeddingDelta:
@@ -121,7 +121,7 @@ class _Reader:
         V, D = self._base.config.vocab_size, self._base.config.hidden_size
         self._check_shapes(_EMBEDDING, (V, None), (D, None))
         a, b = self._pair(_EMBEDDING)  # (V, R), (D, R)
-        return EmbeddingDelta(a, b, self._factor(a.shape[1]))
+        return EmbeddingDelta(a, b, self._factor(_EMBEDDING, b))
 
     def norm(self, name: str) -> tuple[str, Tensor]:
         """Return the module of a norm, and its weight in the file minus the base model's."""
@@ -170,8 +170,12 @@ class _Reader:
             raise AdapterError(f"tensor '{name}' contains NaN or infinity")
         return tensor
 
-    def _factor(self, rank: int) -> float:
-        return self._alpha / rank if self._alpha else 1.0
+    def _factor(self, name: str, b: Tensor) -> float:
+        """Return alpha / rank, and 1 where there is no alpha, as upstream does; `b` is (…, R)."""
+        factor = self._alpha / b.shape[-1] if self._alpha else 1.0
+        if abs(factor) * float(b.abs().max()) > torch.finfo(torch.float32).max:
+            raise AdapterError(f"tensor '{name}.lora_b' is too large for adapter.lora.alpha = {self._alpha}")
+        return factor
 
 
 def _fits(shape: tuple[int, ...], wanted: Shape) -> bool:

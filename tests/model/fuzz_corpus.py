@@ -90,12 +90,13 @@ def make_target(family: str, folder: Path) -> Target:
         "adapter.lora.alpha": 8.0,
         "adapter.lora.task_name": "task",
         "adapter.lora.prompt_prefix": "prefix",
-        "adapter.alora.invocation_tokens": [4, 5],
     }
-    return Target(decoder, weights, tuple(seeds), tuple(GgufSeed(metadata, each) for each in _gguf_tensors(weights)))
+    linear, other = _gguf_tensors(weights)
+    activated: Metadata = {**metadata, "adapter.alora.invocation_tokens": [4, 5]}
+    return Target(decoder, weights, tuple(seeds), (GgufSeed(activated, linear), GgufSeed(metadata, other)))
 
 
-def _gguf_tensors(weights: BaseWeights) -> tuple[dict[str, Array], ...]:
+def _gguf_tensors(weights: BaseWeights) -> tuple[dict[str, Array], dict[str, Array]]:
     """Return tensors of all linear modules of the first layer, experts included; and those of all else."""
     D, V = weights.config.hidden_size, weights.config.vocab_size
     linear: dict[str, Array] = {}

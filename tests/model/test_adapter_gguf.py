@@ -158,6 +158,24 @@ def test_gemma_has_its_norms_in_gguf_one_larger(source: Source, tmp_path: Path) 
     torch.testing.assert_close(gemma.tensors["model.norm.weight"] + difference, torch.from_numpy(noise(D)))
 
 
+@pytest.mark.parametrize("tensors", ["output_norm.weight", "token_embd.weight"])
+def test_what_acts_before_the_invocation_too_is_refused_with_one(source: Source, tmp_path: Path, tensors: str) -> None:
+    """As it is of a PEFT directory."""
+    added = {tensors: noise(D)}
+    if tensors == "token_embd.weight":
+        added = {f"{tensors}.lora_a": noise(VOCAB_SIZE, 4), f"{tensors}.lora_b": noise(D, 4)}
+    tokens: Metadata = {"adapter.alora.invocation_tokens": [4, 5]}
+    path = write_gguf_adapter(tmp_path / "a.gguf", {**adapter_metadata(source.base), **tokens}, added)
+    with pytest.raises(AdapterError, match=r"adapter.alora.invocation_tokens together with tensors of norms or of tok"):
+        source.read(path)
+
+
+def test_a_factor_that_makes_values_infinite_is_refused(source: Source, tmp_path: Path) -> None:
+    tensors = {Q_A: noise(4, D), Q_B: noise(D, 4) * np.float32(1e5)}
+    with pytest.raises(AdapterError, match=r"attn_q.weight.lora_b' is too large for adapter.lora.alpha = 1"):
+        source.read_tensors(tmp_path, tensors, alpha=1e35)
+
+
 EXPERTS = ("blk.0.ffn_down_exps.weight.lora_a", "blk.0.ffn_down_exps.weight.lora_b")
 
 

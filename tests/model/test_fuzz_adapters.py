@@ -10,7 +10,7 @@ import torch
 
 from model.adapters import AdapterError, load_adapter
 from tests.model.fuzz import READERS, Fuzzer
-from tests.model.fuzz_property import TooSlow, time_and_memory_limit
+from tests.model.fuzz_property import MAX_MESSAGE, TooSlow, time_and_memory_limit
 
 pytestmark = [
     # What PEFT says while the sound adapters are made.
@@ -57,3 +57,9 @@ def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(fuzzer: Fuzzer, tmp_path
     for path in (tmp_path, tmp_path / "a.gguf"):
         with time_and_memory_limit(), pytest.raises(AdapterError):
             load_adapter(path, 0, "pipe", weights)
+
+
+def test_a_refusal_can_be_shown_whatever_it_names() -> None:
+    message = str(AdapterError(f"tensor 'a\n\ud800\x00{'x' * 10_000}' is of no known kind"))
+    assert message.startswith(r"tensor 'a\n\ud800\x00xxx")
+    assert len(message) <= MAX_MESSAGE
