@@ -6,7 +6,8 @@
 import argparse
 from pathlib import Path
 
-from tests.model.peft_features import HONOURED, REFUSED
+from tests.model.peft_features import HONOURED
+from tests.model.peft_refusals import REFUSED
 
 PAGE = Path(__file__).parents[2] / "docs" / "adapters.md"
 BEGIN, END = "<!-- table: python -m tests.model.adapter_table --rewrite -->\n", "<!-- end of table -->\n"

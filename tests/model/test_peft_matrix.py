@@ -35,7 +35,8 @@ from tests.model.adapter_makers import (
     make_peft_adapter,
     set_scales,
 )
-from tests.model.peft_features import HONOURED, NUM_ADDED, REFUSED, Feature, Refusal
+from tests.model.peft_features import HONOURED, NUM_ADDED, Feature
+from tests.model.peft_refusals import REFUSED, Refusal
 from tests.model.tiny import VOCAB_SIZE, make_model
 
 pytestmark = [
