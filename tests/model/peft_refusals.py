@@ -1,4 +1,4 @@
-"""What is refused of all that PEFT can save for LoRA, and what the message says; the counterpart of peft_features.py."""
+"""What is refused of all that PEFT can save for LoRA, and what the message says: the rest of peft_features.py."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -26,8 +26,9 @@ PLAIN = Spelling(is_mixtral=False, text_part="model.")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, BaseWeights]:
     found = {}
     for family in ("llama", "mixtral", "qwen3moe"):
-        make_model(family, tmp_path_factory.mktemp(family))
-        found[family] = base_weights(tmp_path_factory.getbasetemp() / f"{family}0")
+        path = tmp_path_factory.mktemp(family)
+        make_model(family, path)
+        found[family] = base_weights(path)
     return found
 
 
