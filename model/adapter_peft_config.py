@@ -14,6 +14,9 @@ from model.adapter_peft_fields import MERGE, Json, invalid, refused
 INPUT_EMBEDDING = "embed_tokens"
 ALL_LINEAR = "all-linear"
 _BIASES = ("none", "all", "lora_only")
+_MAX_SAVED = 256
+_MAX_PATTERNS = 16
+"""Each entry is compared with each module, and these are more than anybody writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ def read_peft_config(directory: Path) -> PeftConfig:
         bias=_bias(fields),
         lora_bias=fields_of.flag(fields, "lora_bias"),
         use_dora=fields_of.flag(fields, "use_dora"),
-        modules_to_save=fields_of.texts(fields, "modules_to_save"),
+        modules_to_save=fields_of.texts(fields, "modules_to_save", _MAX_SAVED),
         trainable_tokens=_trainable_tokens(fields),
         ensure_weight_tying=fields_of.flag(fields, "ensure_weight_tying"),
         invocation_tokens=fields_of.token_ids("alora_invocation_tokens", fields.get("alora_invocation_tokens") or []),
@@ -77,6 +80,8 @@ def read_peft_config(directory: Path) -> PeftConfig:
 def _layers_pattern(fields: Mapping[str, Json]) -> tuple[str, ...]:
     value = fields_of.text_or_texts(fields, "layers_pattern") or ()
     patterns = (value,) if isinstance(value, str) else value
+    if len(patterns) > _MAX_PATTERNS:
+        raise invalid("layers_pattern", fields["layers_pattern"], f"at most {_MAX_PATTERNS} names")
     for pattern in patterns:
         if not pattern.replace(".", "").replace("_", "").isalnum():
             raise invalid("layers_pattern", fields["layers_pattern"], "names of lists of layers, such as 'layers'")

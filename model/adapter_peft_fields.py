@@ -89,12 +89,12 @@ def _read_object(path: Path) -> dict[str, Json]:
 
 def refused(name: str, value: Json, advice: str) -> AdapterError:
     """Return the refusal of a field's value."""
-    return AdapterError(f"{CONFIG_FILE}: {_show(name)} = {show(value)} is not supported: {advice}")
+    return AdapterError(f"{CONFIG_FILE}: {_as_name(name)} = {show(value)} is not supported: {advice}")
 
 
 def invalid(name: str, value: Json, wanted: str) -> AdapterError:
     """Return the refusal of a value that the field cannot have."""
-    return AdapterError(f"{CONFIG_FILE}: {_show(name)} = {show(value)}, it must be {wanted}")
+    return AdapterError(f"{CONFIG_FILE}: {_as_name(name)} = {show(value)}, it must be {wanted}")
 
 
 def show(value: Json) -> str:
@@ -102,7 +102,7 @@ def show(value: Json) -> str:
     return _shorten(json.dumps(value))
 
 
-def _show(name: str) -> str:
+def _as_name(name: str) -> str:
     return _shorten(json.dumps(name)[1:-1])
 
 
@@ -140,11 +140,13 @@ def table(fields: Mapping[str, Json], name: str) -> dict[str, Json]:
     return value or {}
 
 
-def texts(fields: Mapping[str, Json], name: str) -> tuple[str, ...]:
-    """Return a list of strings; none where it is absent."""
+def texts(fields: Mapping[str, Json], name: str, at_most: int | None = None) -> tuple[str, ...]:
+    """Return a list of strings, not more than `at_most`; none where it is absent."""
     value = fields.get(name)
     if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
         raise invalid(name, value, "a list of strings")
+    if at_most is not None and len(value or ()) > at_most:
+        raise invalid(name, value, f"a list of at most {at_most} strings")
     return tuple(value or ())
 
 

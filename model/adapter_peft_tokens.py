@@ -164,9 +164,11 @@ class TokenReader:
         """Return the embedding's delta, with a row of A for each token of the file."""
         key, parts = self._targets.key_of_module(EMBEDDING), (Part.EMBEDDING_A, Part.EMBEDDING_B)
         D, num_rows = self._base.config.hidden_size, self._num_rows(EMBEDDING)
-        if key is None or not (self._config.target_modules is not None or self._tensors.has_any(EMBEDDING, *parts)):
-            pair = None if key is not None else self._deltas.pair(EMBEDDING, num_rows, D)
+        if key is None:  # its weight may be one of the target_parameters
+            pair = self._deltas.pair(EMBEDDING, num_rows, D)
             return None if pair is None else EmbeddingDelta(pair.b.tensor, pair.a.tensor.T.contiguous(), pair.factor)
+        if self._config.target_modules is None and not self._tensors.has_any(EMBEDDING, *parts):
+            return None
         if self._config.use_dora:
             raise refused("use_dora", True, f"not with embed_tokens among the target modules: leave it out, or {MERGE}")
         a, b = self._deltas.halves(EMBEDDING, parts, "target_modules")
