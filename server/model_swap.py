@@ -101,8 +101,13 @@ class ServedModels:
             except BaseException as error:  # noqa: BLE001 - raised where it is waited for
                 loading.set_exception(error)
 
-        threading.Thread(target=load, name="load", daemon=True).start()
-        return await asyncio.wrap_future(loading)
+        thread = threading.Thread(target=load, name="load", daemon=True)
+        thread.start()
+        try:
+            return await asyncio.wrap_future(loading)
+        finally:
+            if loading.done():
+                thread.join()  # it has only to return, and holds the present engine until it does
 
     async def _retire(self, engine: Engine) -> None:
         await engine.users.wait_for_none()

@@ -90,6 +90,16 @@ def test_rows_of_the_adapter_extend_the_vocabulary(tmp_path: Path, base: Tokeniz
         read_adapter_tokenizer(directory, base, 513)
 
 
+def test_the_base_models_control_tokens_stay_what_they_are(tmp_path: Path, base: Tokenizer) -> None:
+    copy = json.loads(with_tokens("<|a|>").to_str())
+    for token in copy["added_tokens"]:
+        token["special"] = not token["special"]
+    found = read(save(Encoder.from_str(json.dumps(copy)), tmp_path, **SETTINGS), base)
+
+    assert [found.tokenizer.is_control(i) for i in range(BASE_SIZE)] == [base.is_control(i) for i in range(BASE_SIZE)]
+    assert not found.tokenizer.is_control(BASE_SIZE)
+
+
 def test_padding_needs_no_row_for_it_is_never_computed(tmp_path: Path, base: Tokenizer) -> None:
     tight = Tokenizer(replace(base.vocabulary, chat_template=None), BASE_SIZE)
     directory = save(with_tokens("[PAD]"), tmp_path, bos_token="<s>", eos_token="<|im_end|>", pad_token="[PAD]")
