@@ -4,6 +4,9 @@ The next model is loaded on a thread while the present one is served. When it is
 requests that have begun, in whatever state, finish on the model they began with, whose steps go on until its last
 request is done. Then its memory is freed. Where the next model cannot be loaded, nothing has changed. One load at a
 time.
+
+The adapters that were in memory when the load began are loaded for the next model, or it is refused. One that is loaded
+meanwhile is loaded for the next model when a request first asks for it there.
 """
 
 import asyncio
@@ -51,6 +54,7 @@ class ServedModels:
         stepping = self._stepping[engine.loop] = asyncio.create_task(engine.loop.run(), name="steps")
         stepping.add_done_callback(self._on_steps_end)
         log.info("ready: %s", describe(engine))
+        _drop_what_left(engine)
         if previous is not None:
             retiring = asyncio.create_task(self._retire(previous), name="retire")
             self._retiring.add(retiring)
@@ -125,6 +129,14 @@ class ServedModels:
     def _on_steps_end(self, stepping: "asyncio.Task[None]") -> None:
         if stepping.cancelled() or stepping.exception() is not None:
             self.has_failed.set()
+
+
+def _drop_what_left(engine: Engine) -> None:
+    """Free the adapters that were unloaded or replaced while the engine was loaded with them."""
+    present = set(engine.adapters.catalog.entries)
+    for entry in engine.adapters.residency.entries:
+        if entry not in present:
+            engine.adapters.residency.retire(entry)
 
 
 def measured(engine: Engine) -> MeasuredModel:

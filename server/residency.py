@@ -67,6 +67,11 @@ class Residency:
         """The adapters that steps can use now."""
         return tuple(place.resident for place in self._memory.places.values() if place.resident is not None)
 
+    @property
+    def entries(self) -> tuple[AdapterEntry, ...]:
+        """The adapters that are in memory or have been promised a place there."""
+        return tuple(self._memory.places)
+
     def resident(self, entry: AdapterEntry) -> ResidentAdapter | None:
         """Return an adapter as it is in memory now; None where it is not."""
         place = self._memory.places.get(entry)

@@ -227,14 +227,15 @@ class Settings(BaseSettings):
         ),
     ] = ()
     model_dir: Annotated[
-        str,
+        tuple[str, ...],
+        NoDecode,
         flag(
             "--model-dir",
             help="folders, separated by commas, from which POST /admin/models/load may load a model; without any that "
-            "path does not exist",
+            "path does not exist; repeatable",
             metavar="DIR",
         ),
-    ] = ""
+    ] = ()
     max_waiting: Annotated[
         NonNegative, flag("--max-waiting", help="requests that may wait for a slot; more get 503", metavar="N")
     ] = 512
@@ -277,7 +278,7 @@ class Settings(BaseSettings):
             value = ";".join(value)
         return read_mixes(value) if isinstance(value, str) else value
 
-    @field_validator("lora_load_dir", mode="before")
+    @field_validator("lora_load_dir", "model_dir", mode="before")
     @classmethod
     def _split_folders(cls, value: object) -> object:
         texts = [value] if isinstance(value, str) else value
@@ -319,7 +320,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action: type[argparse.Action] | str = "store"
         if name in ("lora", "lora_scaled"):
             action = _AppendAdapters
-        elif name in ("adapter_weight", "lora_load_dir", "mix"):
+        elif name in ("adapter_weight", "lora_load_dir", "mix", "model_dir"):
             action = "append"
         elif field.annotation is bool:
             action = argparse.BooleanOptionalAction

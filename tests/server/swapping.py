@@ -32,7 +32,11 @@ class Swapping:
         self.may_load = threading.Event()
         self.may_load.set()
         self.is_loading = threading.Event()
-        given = {"model": folder / "first", "model_dir": str(folder), "shutdown_grace": 20.0, **values}
+        self.is_loaded = threading.Event()
+        self.may_finish = threading.Event()
+        """Between these two an engine is complete and not served yet."""
+        self.may_finish.set()
+        given = {"model": folder / "first", "model_dir": (str(folder),), "shutdown_grace": 20.0, **values}
         settings = fake_settings().model_copy(update=given)
         self.server = LiveServer(self._load, settings, load_next=self._load_next)
 
@@ -45,7 +49,10 @@ class Swapping:
         if self.error is not None:
             raise self.error
         executor = FakeExecutor(says("new" * 20), self.next_turnstile)
-        return fake_engine(executor, settings, loader=FakeLoader(self.make), previous=previous)
+        engine = fake_engine(executor, settings, loader=FakeLoader(self.make), previous=previous)
+        self.is_loaded.set()
+        assert self.may_finish.wait(20)
+        return engine
 
     def load(self, client: httpx.Client, name: str = "next", **more: object) -> httpx.Response:
         """Ask for another model."""

@@ -15,6 +15,7 @@ from tests.server.live import frames, until
 from tests.server.swapping import Swapping, complete, text_of
 from tests.server.test_metrics import scrape, value
 
+NAMES = ["adapter0", "adapter1"]
 STREAM = {"prompt": "a", "n_predict": 5, "stream": True}
 
 
@@ -123,6 +124,32 @@ def test_adapters_keep_their_ids_names_scales_and_mixes(tmp_path: Path) -> None:
         assert [(item["id"], item["scale"]) for item in scales] == [(0, 0.5), (1, 2.0)]
         client.post("/lora-adapters", json=[{"id": 0, "scale": 3}])
         assert complete(client)["generation_settings"]["lora"][0]["scale"] == 3
+
+
+def test_an_adapter_that_is_unloaded_while_the_next_model_is_loaded_is_not_kept_for_it(tmp_path: Path) -> None:
+    adapters = tmp_path / "adapters"
+    adapters.mkdir()
+    (adapters / "late.gguf").touch()
+    swapping = Swapping(tmp_path, lora_load_dir=(str(adapters),))
+    swapping.turnstile.open()
+    with swapping.server as server, server.client() as client:
+
+        def late(action: str, **more: object) -> int:
+            body = {"lora_name": "late", **more}
+            return client.post(f"/v1/{action}_lora_adapter", json=body).status_code
+
+        assert late("load", lora_path=str(adapters / "late.gguf")) == 200
+        swapping.may_load.clear()
+        swapping.may_finish.clear()
+        asking, responses = swapping.load_in_thread()
+        swapping.may_load.set()
+        assert swapping.is_loaded.wait(20)
+        assert late("unload") == 200
+        swapping.may_finish.set()
+        asking.join()
+        assert responses[0].status_code == 200
+        until(lambda: [resident.name for resident in server.engine.adapters.residency.residents] == NAMES)
+        assert late("load", lora_path=str(adapters / "late.gguf")) == 200
 
 
 def test_an_answer_of_the_old_model_is_not_given_for_the_new_one(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_the_next_checkpoint_answers_as_if_it_had_been_the_first(files: Files) -
     direct = settings_for(files.folder / "two", files.adapters)
     with LiveServer(load_engine, direct) as server, server.client() as client:
         expected = answers(client)
-    settings = settings_for(files.folder / "one", files.adapters, model_dir=str(files.folder))
+    settings = settings_for(files.folder / "one", files.adapters, model_dir=(str(files.folder),))
     with LiveServer(load_engine, settings) as server, server.client() as client:
         first = answers(client)
         assert first != expected
@@ -67,7 +67,7 @@ def test_the_next_checkpoint_answers_as_if_it_had_been_the_first(files: Files) -
 
 
 def test_an_adapter_that_does_not_fit_the_next_checkpoint_is_named(files: Files) -> None:
-    settings = settings_for(files.folder / "one", files.adapters, model_dir=str(files.folder))
+    settings = settings_for(files.folder / "one", files.adapters, model_dir=(str(files.folder),))
     with LiveServer(load_engine, settings) as server, server.client() as client:
         before = answers(client)
         for name, reason in (("wider", "'adapter2'"), ("absent", "absent"), ("adapter1", "config.json")):

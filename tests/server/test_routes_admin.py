@@ -85,7 +85,7 @@ def test_one_model_is_loaded_at_a_time(swapping: Swapping, client: httpx.Client)
 
 
 def test_without_the_setting_the_path_does_not_exist(tmp_path: Path) -> None:
-    swapping = Swapping(tmp_path, model_dir="")
+    swapping = Swapping(tmp_path, model_dir=())
     with swapping.server as server, server.client() as client:
         response = swapping.load(client)
         assert (response.status_code, response.json()["error"]["message"]) == (404, "File Not Found")
@@ -96,7 +96,7 @@ def test_only_the_folders_of_the_setting_are_allowed(tmp_path: Path) -> None:
     inside, outside = tmp_path / "inside", tmp_path / "inside-not"
     for folder in (inside, outside, outside / "model"):
         folder.mkdir()
-    swapping = Swapping(inside, model_dir=f"{tmp_path / 'absent'},{inside}/../inside")
+    swapping = Swapping(inside, model_dir=(str(tmp_path / "absent"), f"{inside}/../inside"))
     (inside / "link out").symlink_to(outside)
     (inside / "link in").symlink_to(inside / "next")
     (outside / "link in").symlink_to(inside / "other")
