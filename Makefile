@@ -1,4 +1,4 @@
-# Verbs: serve, test, check, bench, bench-scheduler, sim, test-long, test-converter, test-gemma, fuzz,
+# Verbs: serve, test, check, bench, bench-peer, bench-scheduler, sim, test-long, test-converter, test-gemma, fuzz,
 # demo-adapters, clean. Each prepares what it needs in .venv first.
 
 PYTHON ?= python3
@@ -9,7 +9,7 @@ BIN := .venv/bin
 DEMO_MODEL = $$($(BIN)/python docs/demo/model_path.py)
 DEMO_LORAS := --lora docs/demo/pirate --lora docs/demo/emoji --lora-init-without-apply
 
-.PHONY: serve test check lint bench bench-scheduler sim test-long test-converter test-gemma fuzz demo-adapters clean
+.PHONY: serve test check lint bench bench-peer bench-scheduler sim test-long test-converter test-gemma fuzz demo-adapters clean
 .DEFAULT_GOAL := test
 
 serve: .venv/.ready ## the demo model with its two adapters on 127.0.0.1:$(PORT)
@@ -28,8 +28,17 @@ check: lint test
 bench: .venv/.ready-dev ## load test of the demo server over HTTP; the last line is JSON
 	$(BIN)/python -m tests.load.bench $(ARGS)
 
+bench-peer: .venv/.ready-dev ## ours against llama-server in turn, three quarters of an hour; the last line is JSON
+	$(BIN)/python -m tests.load.bench_peer $(ARGS)
+
 sim: .venv/.ready ## the policies on five workloads, simulated; the table goes to docs/scheduling.md
 	$(BIN)/cohort simulate --compare --rewrite docs/scheduling.md $(ARGS)
+
+bench-loaded: .venv/.ready-dev ## the base model's speed beside ten loaded adapters and beside none; the last line is JSON
+	$(BIN)/python -m tests.load.bench_loaded $(ARGS)
+
+soak: .venv/.ready-dev ## a thousand adapters, eight of them in memory, for five minutes (SOAK_S=seconds)
+	$(BIN)/python -m pytest -m slow -s tests/load/test_residency_http.py $(ARGS)
 
 bench-scheduler: .venv/.ready-dev ## what `plan` and `commit` cost; the last line is JSON
 	$(BIN)/python -m tests.load.bench_scheduler $(ARGS)
