@@ -9,11 +9,13 @@ What ends generation: all that ends the base model's, the adapter's own `eos_tok
 tokens that are known ends (end_of_generation.py).
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from tokenizers import Tokenizer as Encoder
 
@@ -32,9 +34,11 @@ FILES = (
     "chat_template.jinja",
 )
 """Any of these makes a directory one that ships a tokenizer."""
+_ALSO_READ = "additional_chat_templates/tool_use.jinja"
+_MAX_REMEMBERED = 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class AdapterTokenizer:
     """What requests get that use the adapter."""
 
@@ -43,6 +47,46 @@ class AdapterTokenizer:
     """Tokens that the base model's tokenizer does not have."""
     chat_template: ChatTemplate | None
     """The one to use: given by the operator, else the adapter's own, else the base model's."""
+
+
+class AdapterTokenizers:
+    """Reads the tokenizers of one base model's adapters.
+
+    Adapters of one training set-up ship the same files. They are read once and shared, which for a large vocabulary
+    saves a second and tens of megabytes for each adapter.
+    """
+
+    def __init__(self, base: Tokenizer, chat_template: str | None = None) -> None:
+        """`chat_template` is the source of the operator's template, which wins over everybody's."""
+        self._base = base
+        self._chat_template = chat_template
+        self._shared: WeakValueDictionary[tuple[str, int], AdapterTokenizer] = WeakValueDictionary()
+        self._base_models: dict[tuple[str, int], None] = {}
+        """Files that turned out to be the base model's."""
+
+    def read(self, directory: Path, vocab_size: int) -> AdapterTokenizer | None:
+        """Return what `read_adapter_tokenizer` does. Works on any thread."""
+        files = _digest(directory)
+        if files is None or (files, vocab_size) in self._base_models:
+            return None
+        found = self._shared.get((files, vocab_size))
+        if found is None:
+            found = read_adapter_tokenizer(directory, self._base, vocab_size, self._chat_template)
+            if found is not None:
+                self._shared[files, vocab_size] = found
+            elif len(self._base_models) < _MAX_REMEMBERED:
+                self._base_models[files, vocab_size] = None
+        return found
+
+
+def _digest(directory: Path) -> str | None:
+    """Return the hash of the files that a tokenizer is made of; None where there are none."""
+    content = hashlib.sha256()
+    present = [name for name in (*FILES, _ALSO_READ) if (directory / name).is_file()]
+    for name in present:
+        text = (directory / name).read_bytes()
+        content.update(b"%s %d " % (name.encode(), len(text)) + text)
+    return content.hexdigest() if present else None
 
 
 def read_adapter_tokenizer(

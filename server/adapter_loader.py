@@ -9,7 +9,7 @@ from pathlib import Path
 
 from model.adapter import Adapter, BaseWeights
 from model.adapter_tensors import AdapterError
-from model.adapter_tokenizer import read_adapter_tokenizer
+from model.adapter_tokenizer import AdapterTokenizers
 from model.adapters import load_adapter
 from model.lora_cache import LoraCache
 from model.tokenizer import Tokenizer
@@ -29,7 +29,7 @@ class ModelAdapters:
         """`tokenizer` is the base model's; `chat_template` is the operator's, and goes before any adapter's."""
         self._base = base
         self._tokenizer = tokenizer
-        self._chat_template = chat_template
+        self._tokenizers = AdapterTokenizers(tokenizer, chat_template)
         self.cache = cache
 
     def load_now(self, entry: AdapterEntry, load_id: int) -> ResidentAdapter:
@@ -45,9 +45,7 @@ class ModelAdapters:
         try:
             adapter = load_adapter(path, load_id, entry.name, self._base)
             vocab_size = max(self._tokenizer.vocab_size, adapter.vocabulary_end)
-            tokenizer = None
-            if path.is_dir():
-                tokenizer = read_adapter_tokenizer(path, self._tokenizer, vocab_size, self._chat_template)
+            tokenizer = self._tokenizers.read(path, vocab_size) if path.is_dir() else None
         except (AdapterError, OSError, MemoryError) as error:
             reason = str(error) or "there is no memory for it"
             raise AdapterError(f"the adapter {entry.name!r} cannot be loaded: {reason}") from error

@@ -2,6 +2,7 @@
 directories and GGUF files."""
 
 import json
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tokenizers import Tokenizer as Encoder
 from transformers import PreTrainedTokenizerFast
 
 from model.adapter_tensors import AdapterError
-from model.adapter_tokenizer import AdapterTokenizer, read_adapter_tokenizer, tokenizer_of_list
+from model.adapter_tokenizer import AdapterTokenizer, AdapterTokenizers, read_adapter_tokenizer, tokenizer_of_list
 from model.tokenizer import Tokenizer, load_tokenizer
 from model.tokenizer_hf import vocabulary_from_directory
 from model.weights import load_checkpoint
@@ -297,6 +298,42 @@ def test_an_added_token_takes_a_row_that_a_gguf_file_calls_unused(tmp_path: Path
 
     assert found.added == {506: "<|a|>"}
     assert found.tokenizer.encode("<|a|>") == [506]
+
+
+# Many adapters.
+
+
+def test_adapters_with_the_same_files_share_one_tokenizer_as_long_as_one_uses_it(
+    tmp_path: Path, base: Tokenizer
+) -> None:
+    directories = [tmp_path / name for name in ("one", "two", "other")]
+    for directory, text in zip(directories, ("<|a|>", "<|a|>", "<|b|>"), strict=True):
+        directory.mkdir()
+        save(with_tokens(text), directory, **SETTINGS)
+    tokenizers = AdapterTokenizers(base)
+    one, two, other = (tokenizers.read(directory, V) for directory in directories)
+
+    assert one is two
+    assert one is not None
+    assert other is not None
+    assert (one.added, other.added) == ({504: "<|a|>"}, {504: "<|b|>"})
+    larger = tokenizers.read(directories[0], V + 1)
+    assert larger is not None
+    assert larger.tokenizer.vocab_size == V + 1
+    shared = weakref.ref(one)
+    del one, two
+    assert shared() is None
+
+
+def test_changed_files_are_read_again_and_the_base_models_own_are_none(tmp_path: Path, base: Tokenizer) -> None:
+    tokenizers = AdapterTokenizers(base)
+    assert tokenizers.read(tmp_path, V) is None
+    save(byte_level_encoder(), tmp_path, **SETTINGS)
+    assert [tokenizers.read(tmp_path, V) for _ in range(2)] == [None, None]
+    (tmp_path / "chat_template.jinja").write_text("own")
+    found = tokenizers.read(tmp_path, V)
+    assert found is not None
+    assert template_of(found) == "own"
 
 
 # Lists.

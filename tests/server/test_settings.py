@@ -26,6 +26,14 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"COHORT_{name.upper()}", raising=False)
 
 
+def test_folders_are_separated_by_commas_or_given_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for field, name in (("model_dir", "--model-dir"), ("lora_load_dir", "--lora-load-dir")):
+        assert getattr(read("-m", "x"), field) == ()
+        assert getattr(read("-m", "x", name, "/a, b", name, "c"), field) == ("/a", "b", "c")
+        monkeypatch.setenv(f"COHORT_{field.upper()}", "/d,e")
+        assert getattr(read("-m", "x"), field) == ("/d", "e")
+
+
 def test_the_defaults_are_the_documented_ones() -> None:
     settings = read("-m", "x")
     assert (settings.host, settings.port, settings.parallel, settings.batch_size) == ("127.0.0.1", 8080, 16, 256)
