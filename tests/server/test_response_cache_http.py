@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -210,6 +211,29 @@ def test_new_scales_are_a_miss_and_the_old_ones_a_hit(cached: Cached, client: ht
     assert not cached.is_hit(client, "/completion", body)
     client.post("/lora-adapters", json=[{"id": 0, "scale": 1}, {"id": 1, "scale": 1}])
     assert cached.is_hit(client, "/completion", body)
+
+
+def test_the_content_of_an_adapter_counts_and_its_name_does_not(tmp_path: Path) -> None:
+    for name in ("one.gguf", "two.gguf"):
+        (tmp_path / name).touch()
+    cached = Cached(lora_load_dir=(str(tmp_path),))
+    with cached.server, cached.server.client() as client:
+
+        def load(name: str, file: str) -> None:
+            body = {"lora_name": name, "lora_path": str(tmp_path / file), "load_inplace": True}
+            assert client.post("/v1/load_lora_adapter", json=body).status_code == 200
+
+        def is_hit(name: str) -> bool:
+            return cached.is_hit(client, "/completion", {"prompt": "content", "model": name, **GREEDY})
+
+        load("tone", "one.gguf")
+        assert not is_hit("tone")
+        load("same", "one.gguf")
+        assert is_hit("same")
+        load("tone", "two.gguf")
+        assert not is_hit("tone")
+        load("tone", "one.gguf")
+        assert is_hit("tone")
 
 
 @pytest.mark.parametrize(("answer", "stop"), [("hello", []), ("hello world", ["lo w"]), ("hello world", [])])
