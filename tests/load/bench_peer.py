@@ -21,7 +21,7 @@ from docs.demo.model_path import demo_model_path
 from server.capacity import num_physical_cores
 from server.settings import Settings
 from tests.load.demo_server import ROOT
-from tests.load.peer import Peer, find_peer, quantise
+from tests.load.peer import QUANTISATIONS, Peer, find_peer, quantise
 from tests.load.peer_adapters import FILE_TYPES, AdapterFiles, make_adapter
 from tests.load.peer_compare import Plan, Result, compare
 from tests.load.peer_report import HEAD, adapter_overhead, comparison_lines, json_line, overhead_lines, start_lines
@@ -37,13 +37,14 @@ def main() -> None:
     began_s = time.perf_counter()
     peer = find_peer(options.folder)
     model: Path = options.model or demo_model_path()
-    quantisations = quantise(peer, model, options.folder / "models")
+    names, kinds = (QUANTISATIONS[:1], FILE_TYPES[:1]) if options.quick else (QUANTISATIONS, FILE_TYPES)
+    quantisations = quantise(peer, model, options.folder / "models", names)
     with tempfile.TemporaryDirectory() as scratch:
         adapters = [make_adapter(model, Path(scratch), seed) for seed in (0, 1)]
         gc.freeze()  # what was imported for the adapters is not to be looked through while clients run
         plan = _plan(options, Path(scratch) / "server.log")
         ours = _ours(model, adapters, shlex.split(options.ours_flags))
-        result = compare(plan, ours, _peers(peer, quantisations, adapters))
+        result = compare(plan, ours, _peers(peer, quantisations, adapters, kinds))
     ran: Options = {
         "model": model.name,
         "peer": str(peer.server),
@@ -62,7 +63,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workloads", default=names, help=f"some of {names}; a name's beginning is enough")
     parser.add_argument("--rounds", type=int, help="default: 5")
     parser.add_argument("--seconds", type=float, help="of each run that count; default: 8")
-    parser.add_argument("--quick", action="store_true", help="one short round: whether it runs, not how fast")
+    parser.add_argument(
+        "--quick", action="store_true", help="one short round, few quantisations: whether it runs, not how fast"
+    )
     parser.add_argument("--threads", type=int, default=num_physical_cores(), help="default: one for each core")
     parser.add_argument("--model", type=Path, help="a GGUF file of the llama architecture; default: the demo model")
     parser.add_argument("--ours-flags", default="", help="more flags for ours, in quotes")
@@ -92,9 +95,9 @@ def _ours(model: Path, adapters: Sequence[AdapterFiles], flags: Sequence[str]) -
 
 
 def _peers(
-    peer: Peer, quantisations: Mapping[str, Path], adapters: Sequence[AdapterFiles]
+    peer: Peer, quantisations: Mapping[str, Path], adapters: Sequence[AdapterFiles], kinds: Sequence[str]
 ) -> Callable[[Setup], list[Contender]]:
-    """Every quantisation; where there are adapters, with every type of their files."""
+    """Every quantisation; where there are adapters, with each of `kinds` of their files."""
     plain = [
         Contender("peer", name, (str(peer.server),), path, (), ("--cache-ram", "0"))
         for name, path in quantisations.items()
@@ -106,7 +109,7 @@ def _peers(
             adapters=tuple(files.gguf[kind] for files in adapters),
         )
         for contender in plain
-        for kind in FILE_TYPES
+        for kind in kinds
     ]
     return lambda setup: adapted if setup.num_adapters else plain
 

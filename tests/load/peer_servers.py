@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.load.client import stream_completion
 from tests.load.demo_server import ROOT
@@ -90,12 +91,19 @@ def session(contender: Contender, setup: Setup, threads: int, log: Path) -> Iter
         process = subprocess.Popen(command, cwd=ROOT, env=_environment(), stdout=output, stderr=output)
         try:
             ready_s = _wait_until_ready(process, port, started_s, log)
-            asyncio.run(stream_completion(port, {"prompt": [1000] * 8, "n_predict": 1, "cache_prompt": False}))
+            asyncio.run(stream_completion(port, _first_request(setup)))
             start = Start(ready_s, time.perf_counter() - started_s)
             yield Session(port, start)
             start.peak_rss_bytes = peak_rss_bytes(process.pid)
         finally:
             _stop(process)
+
+
+def _first_request(setup: Setup) -> dict[str, Any]:
+    body: dict[str, Any] = {"prompt": [1000] * 8, "n_predict": 1, "cache_prompt": False}
+    if setup.num_adapters:
+        body["lora"] = [{"id": index, "scale": 0.0} for index in range(setup.num_adapters)]
+    return body
 
 
 def peak_rss_bytes(pid: int) -> int:
