@@ -60,7 +60,7 @@ def read_fields(directory: Path) -> dict[str, Json]:
     """
     fields = _read_object(directory / CONFIG_FILE)
     for name, value in fields.items():
-        if name not in _HONOURED and name not in _NEUTRAL and not _is_off(value):
+        if name not in _HONOURED and name not in _NEUTRAL and not _is_off(name, value):
             advice = _ADVICE.get(name, "it may change the output; if it does not, remove it from the file")
             raise refused(name, value, advice)
     if fields.get("peft_type", "LORA") != "LORA":
@@ -178,5 +178,6 @@ def layer_numbers(fields: Mapping[str, Json], name: str) -> frozenset[int]:
     return frozenset(numbers)
 
 
-def _is_off(value: Json) -> bool:
-    return value is None or value is False or value in ("", [], {})
+def _is_off(name: str, value: Json) -> bool:
+    """An empty object is a configuration with nothing but defaults where PEFT has a class for it (`kasa_config`)."""
+    return value is None or value is False or value in ("", []) or (value == {} and name not in _ADVICE)

@@ -64,6 +64,7 @@ REFUSED: tuple[Refusal, ...] = (
     Refusal("use_qalora", "QA-LoRA", "train with use_qalora false", {"use_qalora": True}),
     Refusal("use_bdlora", "block-diagonal LoRA", "train without use_bdlora", {"use_bdlora": {"nblocks": 2}}),
     Refusal("kasa_config", "KaSA", "train without kasa_config", {"kasa_config": {"beta": 0.1}}),
+    Refusal("kasa_config", "KaSA with its defaults", "train without kasa_config", {"kasa_config": {}}),
     Refusal("velora_config", "VeLoRA", "train without velora_config", {"velora_config": {"num_groups": 4}}),
     Refusal("monteclora_config", "MonteCLoRA", "draws weights at random", {"monteclora_config": {"num_samples": 4}}),
     Refusal(
