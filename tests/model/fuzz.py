@@ -8,6 +8,7 @@ import argparse
 import faulthandler
 import json
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -145,7 +146,7 @@ def main() -> int:
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "Possible (nested set|set difference)", FutureWarning)
     readers = [args.reader] if args.reader else list(fuzzer.tallies)
-    print(f"files are read in {folder}; seed {args.seed}", flush=True)
+    print(f"files are read in {folder}, which stays where one breaks something; seed {args.seed}", flush=True)
     failure = _rounds(fuzzer, readers, args.seed, args.examples, time.monotonic() + 60 * args.minutes)
     if args.verbose:
         for reader in readers:
@@ -153,6 +154,8 @@ def main() -> int:
                 print(f"{reader:12}{count:8}  {message}")
     summary = {reader: fuzzer.tallies[reader].summary() for reader in readers}
     print(json.dumps({"minutes": args.minutes, "seed": args.seed, **summary, **_process(), "failure": failure}))
+    if failure is None:
+        shutil.rmtree(folder)
     return 1 if failure else 0
 
 
