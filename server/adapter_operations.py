@@ -7,32 +7,38 @@ from pathlib import Path
 
 from model.adapter_tensors import AdapterError
 from scheduler.events import FinishReason
-from server.adapter_catalog import NameRefused
+from server.adapter_catalog import AdapterSource, NameRefused
 from server.engine import Engine
 from server.errors import AdapterRefused, AdapterUnknown
 from server.resident import AdapterListTooLong, Lease
 
 
-async def load(engine: Engine, name: str, path: Path, *, in_place: bool, is_pinned: bool) -> None:
+async def load(engine: Engine, name: str, path: Path, *, in_place: bool, is_pinned: bool | None) -> None:
     """Load an adapter, and let requests use it by its name from then on. Raises AdapterRefused, and nothing has changed
     then.
 
-    in_place: an adapter of that name is replaced, for requests that come later; its id and scale stay.
+    in_place: an adapter of that name is replaced, for requests that come later; its id and its scale stay.
+    is_pinned: whether it is never evicted; None as the one that it replaces, and no where there is none.
     """
     catalog, residency = engine.adapters.catalog, engine.adapters.residency
-    if catalog.named(name) is not None and not in_place:
+    present = catalog.named(name)
+    if present is not None and not in_place:
         raise AdapterRefused(f"there is an adapter {name!r} already; with 'load_inplace' this one would replace it")
+    source = AdapterSource.RUN_TIME if present is None else present.source
+    if is_pinned is None:
+        is_pinned = present is not None and present.is_pinned
     try:
-        entry = catalog.prepare(name, str(path), is_pinned=is_pinned)
+        entry = catalog.prepare(name, str(path), source, is_pinned=is_pinned)
         lease = await residency.acquire([entry])
-        try:
-            replaced = catalog.put(entry)
-        finally:
-            lease.release()
-    except NameRefused as error:  # perhaps another load of that name was faster
+    except (AdapterError, AdapterListTooLong, NameRefused) as error:
         raise AdapterRefused(str(error)) from error
-    except (AdapterError, AdapterListTooLong) as error:
+    try:
+        replaced = catalog.put(entry)
+    except NameRefused as error:  # another load of that name was faster
+        residency.retire(entry)
         raise AdapterRefused(str(error)) from error
+    finally:
+        lease.release()
     if replaced is not None:
         residency.retire(replaced)
 

@@ -27,8 +27,8 @@ class LoadBody(BaseModel):
     """Inside one of the folders of --lora-load-dir."""
     load_inplace: Flag = False
     """Replace the adapter of that name, if there is one."""
-    pinned: Flag = False
-    """Never evict it."""
+    pinned: Flag | None = None
+    """Never evict it; None: as the one that it replaces."""
     is_3d_lora_weight: Flag = False
 
 
