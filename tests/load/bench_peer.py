@@ -81,8 +81,8 @@ def _plan(options: argparse.Namespace, log: Path) -> Plan:
     return Plan(
         chosen,
         rounds=options.rounds or (1 if options.quick else 5),
-        times=Times(min(2.0, seconds / 2), seconds),
-        probe_times=Times(0.5, 1.5) if options.quick else Times(1.0, 2.5),
+        times=Times(min(3.0, seconds / 2), seconds),
+        probe_times=Times(1.0, 1.5) if options.quick else Times(2.5, 2.5),
         threads=options.threads,
         log=log,
     )

@@ -49,8 +49,6 @@ def compare(plan: Plan, ours: Contender, peers_of: Callable[[Setup], Sequence[Co
         speeds = _probe(plan, setup, workloads, peers.values())
         for workload in workloads:
             best = fastest(speeds[workload.name])
-            if not speeds[workload.name][best]:
-                raise SystemExit(f"the peer gave no token of {workload.name} in the probe: is the machine busy?")
             chosen[workload.name] = peers[best]
             result.comparisons[workload.name] = Comparison(
                 workload.name, best, speeds[workload.name], workload.counts_prompts

@@ -37,8 +37,9 @@ def comparison_lines(comparison: Comparison) -> list[str]:
     ours, peer = summarise(comparison.ours), summarise(comparison.peer)
     name = comparison.workload
     compared = ratios(comparison.ours, comparison.peer)
-    speed = {"prompt_tokens_per_s": "prompt/s"} if comparison.counts_prompts else {"tokens_per_s": "tok/s"}
-    shown = speed | {"ttft_p50": "TTFT p50", "itl_p50": "ITL p50"}
+    of_prompts = {"prompt_tokens_per_s": "prompt/s", "ttft_p50": "TTFT p50"}
+    of_answers = {"tokens_per_s": "tok/s", "ttft_p50": "TTFT p50", "itl_p50": "ITL p50"}
+    shown = of_prompts if comparison.counts_prompts else of_answers
     return [
         f"{name:14} {'ours':6} {'default':20} {_columns(ours, comparison.our_perplexity)}",
         f"{'':14} {'peer':6} {comparison.quantisation:20} {_columns(peer, comparison.peer_perplexity)}",

@@ -2,7 +2,8 @@
 
 Clients are closed loops: each sends a request, reads its stream to the end, and sends the next. Prompts are random
 token ids, new for every request and equal for both servers (seeded by round, workload, client and request); answers
-have a fixed length, temperature 0, and no cache of prompts is used.
+have a fixed length (but for the first of each client, which spread the clients over time), temperature 0, and no cache
+of prompts is used.
 """
 
 import asyncio
@@ -51,6 +52,16 @@ class Workload:
     """0: as many as come to their end in the time given."""
     counts_prompts: bool = False
     """Whether its speed is that of prompts."""
+
+    def first_output(self, client: int) -> int:
+        """Return the length of a client's first answer.
+
+        Clients that start together and have answers of one length would march in step, prompts all at once and then
+        none; how many of these waves fall into the time that counts would be chance.
+        """
+        if self.requests_per_client:
+            return self.num_output
+        return -(-self.num_output * (client + 1) // len(self.lists))
 
     def shortened(self) -> "Workload":
         """Return what takes less time where the number of requests is fixed: two clients, a request each."""
@@ -122,14 +133,15 @@ async def _measure(port: int, workload: Workload, round_id: int, times: Times) -
 async def _client(port: int, workload: Workload, index: int, round_id: int, streams: list[Stream]) -> None:
     rng = random.Random(f"{round_id} {workload.name} {index}")
     while not workload.requests_per_client or len(streams) < workload.requests_per_client:
+        num_output = workload.num_output if streams else workload.first_output(index)
         streams.append(Stream(time.perf_counter()))
-        await stream_completion(port, _body(rng, workload, workload.lists[index]), stream=streams[-1])
+        await stream_completion(port, _body(rng, workload, num_output, workload.lists[index]), stream=streams[-1])
 
 
-def _body(rng: random.Random, workload: Workload, adapters: AdapterList) -> dict[str, Any]:
+def _body(rng: random.Random, workload: Workload, num_output: int, adapters: AdapterList) -> dict[str, Any]:
     return {
         "prompt": [rng.randint(FIRST_ID, LAST_ID) for _ in range(workload.num_prompt)],
-        "n_predict": workload.num_output,
+        "n_predict": num_output,
         "ignore_eos": True,
         "temperature": 0.0,
         "cache_prompt": False,

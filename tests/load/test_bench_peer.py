@@ -110,6 +110,13 @@ def test_a_shortened_workload_differs_only_where_the_number_of_requests_is_fixed
     assert (len(fixed.shortened().lists), fixed.shortened().requests_per_client) == (2, 1)
 
 
+def test_first_answers_spread_the_clients_over_time() -> None:
+    timed, fixed = choose("base-16")[0], choose("long-contexts")[0]
+    assert [timed.first_output(client) for client in range(16)] == list(range(4, 65, 4))
+    assert choose("base-1")[0].first_output(0) == 64
+    assert {fixed.first_output(client) for client in range(8)} == {128}
+
+
 def test_segments_cover_the_window_and_hold_no_token_within_reach_of_itself() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 3, 3, 4, 3, 12, 13, 4, 14, 15, 16, 17, 18, 19, 20]
     found = segments(tokens, 2)
