@@ -307,3 +307,50 @@ def test_pinned_adapter_for_which_there_is_no_place_is_refused(tmp_path: Path) -
         response = load(client, "one", tmp_path / "one", pinned=True)
         assert_refused(response, 400, "InvalidUserInput", "'one'", "--max-loras")
         assert "one" not in names(client)
+
+
+def test_request_that_waits_for_an_adapter_at_shutdown_is_told(tmp_path: Path) -> None:
+    turnstile = Turnstile()
+    with serving(tmp_path, turnstile, max_loras=3, shutdown_grace=0.0) as (server, client):
+        load(client, "facts", tmp_path / "facts")
+        load(client, "tone", tmp_path / "tone")
+        responses: dict[str, httpx.Response] = {}
+
+        def ask(name: str) -> None:
+            with server.client() as own:
+                responses[name] = own.post("/completion", json={"prompt": "a", "model": name})
+
+        askers = [threading.Thread(target=ask, args=[name]) for name in ("tone", "facts")]
+        askers[0].start()
+        turnstile.wait_for_step(1)
+        askers[1].start()
+        until(lambda: server.engine.adapters.residency.num_waiting == 1)
+        server.stop()
+        turnstile.open()
+        for asker in askers:
+            asker.join()
+        server.join()
+        assert responses["facts"].status_code == 503
+        assert "shutting down" in responses["facts"].json()["error"]["message"]
+        assert responses["tone"].status_code == 500
+        assert server.exit_code == 0
+
+
+def test_client_that_leaves_while_it_waits_for_an_adapter_leaves_nothing_behind(tmp_path: Path) -> None:
+    turnstile = Turnstile()
+    with serving(tmp_path, turnstile, max_loras=3) as (server, client):
+        residency = server.engine.adapters.residency
+        load(client, "facts", tmp_path / "facts")
+        load(client, "tone", tmp_path / "tone")
+        asker = threading.Thread(target=lambda: _read(server, {"model": "tone"}))
+        asker.start()
+        turnstile.wait_for_step(1)
+        for path in ("/completion", "/v1/completions", "/tokenize"):
+            body = {"prompt": "a", "content": "a", "model": "facts"}
+            with pytest.raises(httpx.ReadTimeout):
+                client.post(path, json=body, timeout=0.2)
+            until(lambda: residency.num_waiting == 0)
+        turnstile.open()
+        asker.join()
+        until(lambda: server.is_idle and residency.num_references == 0)
+        assert {resident.name for resident in residency.residents} == {"adapter0", "adapter1", "tone"}
