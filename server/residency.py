@@ -207,7 +207,7 @@ class Residency:
             if refusal is not None:
                 self._refuse(waiter, refusal)
                 is_refused = True
-            elif self._are_resident(waiter.entries) and (waiter.is_promised or not self._is_gated(waiter.entries)):
+            elif self._are_resident(waiter.entries) and not self._is_gated(waiter.entries):
                 self._grant(waiter)
             elif not waiter.is_promised and oldest is None and not self._promise(waiter):
                 oldest = waiter

@@ -372,6 +372,27 @@ def test_adapter_that_turns_out_larger_waits_again_for_room_of_its_size() -> Non
         assert asked.task.result().residents[B].num_bytes == 200
 
 
+def test_replaced_adapter_leaves_when_the_last_who_waited_for_it_is_refused() -> None:
+    with Game(max_bytes=250) as game:
+        game.loader.sizes[B] = 200
+        game.release(game.lease(A))
+        asked = game.ask(A, B)
+        game.retire(A)
+        assert resident_names(game) == {"A"}
+        game.finish(B)
+        with pytest.raises(AdapterListTooLong):
+            asked.task.result()
+        assert {resident.name for resident in game.loader.dropping} == {"A", "B"}
+
+
+def test_promised_adapter_is_not_gated_for_one_that_came_later() -> None:
+    with Game(max_resident=1) as game:
+        first, second = game.ask(A), game.ask(B)
+        game.finish(A)
+        assert first.task.done()
+        assert not second.task.done()
+
+
 def test_idle_adapters_leave_for_one_that_turns_out_larger() -> None:
     with Game(max_bytes=250) as game:
         game.loader.sizes[B] = 200
