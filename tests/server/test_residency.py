@@ -458,6 +458,16 @@ def test_unload_of_an_idle_adapter_waits_for_its_memory_only(one: AdapterEntry) 
         assert unload.done()
 
 
+def test_unload_of_what_is_being_evicted_waits_for_its_memory_too() -> None:
+    with Game(max_resident=1) as game:
+        game.release(game.lease(A))
+        game.ask(B)
+        unload = game.unload(A)
+        assert not unload.done()
+        game.finish_drop(next(iter(game.loader.dropping)))
+        assert unload.done()
+
+
 def test_unload_of_what_is_not_in_memory_is_done_at_once() -> None:
     with Game() as game:
         assert game.unload(A).done()
