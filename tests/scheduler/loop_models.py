@@ -1,10 +1,17 @@
-"""Executors for tests of the loop: one that keeps a record, one that stops at a gate, one that fails."""
+"""For tests of the loop: executors (one keeps a record, one stops at a gate, one fails), and how to run a loop."""
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 
 from scheduler.batch import Batch, StepOutput
 from scheduler.cohort import CohortKey
+from scheduler.core import Scheduler
+from scheduler.events import Finished
+from scheduler.loop import Executor, StepLoop, TokenStream
+from scheduler.request import Request
+from tests.scheduler.builders import make_limits
 from tests.scheduler.fake_model import FakeModel
 
 
@@ -59,3 +66,44 @@ class FailingModel(ObservedModel):
         if batch.key == self._key:
             raise RuntimeError("adapter is broken")
         return super().execute(batch)
+
+
+def run(main: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Run a test's coroutine; one that hangs is a failure."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await main()
+
+    asyncio.run(bounded())
+
+
+def make_loop(executor: Executor, **limits: int) -> StepLoop:
+    return StepLoop(Scheduler(make_limits(**limits)), executor)
+
+
+@asynccontextmanager
+async def running(loop: StepLoop, executor: ObservedModel) -> AsyncIterator[None]:
+    """Run the loop for the length of a test, and end it with a drain that has no time to give."""
+    task = asyncio.create_task(loop.run())
+    try:
+        yield
+    finally:
+        if isinstance(executor, GatedModel):
+            executor.open()
+        await loop.drain(grace_s=0)
+        await task
+
+
+def submit(loop: StepLoop, executor: ObservedModel, request: Request) -> TokenStream:
+    executor.model.expect(request)
+    return loop.submit(request)
+
+
+async def read(stream: TokenStream) -> tuple[list[int], Finished]:
+    tokens: list[int] = []
+    async for event in stream:
+        if isinstance(event, Finished):
+            return tokens, event
+        tokens.append(event.sample.token_id)
+    raise AssertionError("the stream ended without Finished")

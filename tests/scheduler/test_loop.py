@@ -3,9 +3,6 @@
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from functools import partial
 
 import pytest
 
@@ -14,54 +11,12 @@ from scheduler.cohort import BASE
 from scheduler.core import Scheduler
 from scheduler.errors import QueueFull, ShuttingDown
 from scheduler.events import Admitted, Event, Finished, FinishReason, StepDone, TokenSampled
-from scheduler.loop import Executor, StepLoop, TokenStream
-from scheduler.request import Request
+from scheduler.loop import StepLoop
 from tests.scheduler.builders import LIST_A, LIST_B, LIST_C, make_limits, make_request
 from tests.scheduler.harness import answer_alone
-from tests.scheduler.loop_models import FailingModel, GatedModel, ObservedModel
+from tests.scheduler.loop_models import FailingModel, GatedModel, ObservedModel, make_loop, read, run, running, submit
 
 LIMITS = make_limits()
-
-
-def run(main: Callable[[], Coroutine[None, None, None]]) -> None:
-    """Run a test's coroutine; one that hangs is a failure."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(30):
-            await main()
-
-    asyncio.run(bounded())
-
-
-def make_loop(executor: Executor, **limits: int) -> StepLoop:
-    return StepLoop(Scheduler(make_limits(**limits)), executor)
-
-
-@asynccontextmanager
-async def running(loop: StepLoop, executor: ObservedModel) -> AsyncIterator[None]:
-    """Run the loop for the length of a test, and end it with a drain that has no time to give."""
-    task = asyncio.create_task(loop.run())
-    try:
-        yield
-    finally:
-        if isinstance(executor, GatedModel):
-            executor.open()
-        await loop.drain(grace_s=0)
-        await task
-
-
-def submit(loop: StepLoop, executor: ObservedModel, request: Request) -> TokenStream:
-    executor.model.expect(request)
-    return loop.submit(request)
-
-
-async def read(stream: TokenStream) -> tuple[list[int], Finished]:
-    tokens: list[int] = []
-    async for event in stream:
-        if isinstance(event, Finished):
-            return tokens, event
-        tokens.append(event.sample.token_id)
-    raise AssertionError("the stream ended without Finished")
 
 
 def test_stream_gives_the_tokens_and_then_its_end() -> None:
@@ -370,134 +325,6 @@ def test_observer_sees_every_event_in_order_on_the_event_loop() -> None:
         assert {thread for _, thread in seen} == {threading.get_ident()}
         times = [event.now for event, _ in seen]
         assert times == sorted(times)
-
-    run(main)
-
-
-def test_work_between_steps_waits_for_the_step_in_flight_and_precedes_the_next() -> None:
-    async def main() -> None:
-        model = GatedModel()
-        loop = make_loop(model)
-        num_steps_before: list[int] = []
-        async with running(loop, model):
-            submit(loop, model, make_request(0, max_new_tokens=3))
-            await model.wait_for_step()
-            work = asyncio.create_task(loop.between_steps(lambda: num_steps_before.append(len(model.keys))))
-            await asyncio.wait([work], timeout=0)
-            assert not num_steps_before, "the step was not over"
-            model.let_go(3)
-            await work
-        assert num_steps_before == [1]
-
-    run(main)
-
-
-def test_work_between_steps_is_done_by_the_thread_of_the_steps_in_the_order_asked_for() -> None:
-    async def main() -> None:
-        model = ObservedModel()
-        loop = make_loop(model)
-        order: list[int] = []
-
-        def note(number: int) -> int:
-            order.append(number)
-            return threading.get_ident()
-
-        async with running(loop, model):
-            await read(submit(loop, model, make_request(0)))
-            threads = await asyncio.gather(*(loop.between_steps(partial(note, number)) for number in range(5)))
-        assert order == [0, 1, 2, 3, 4]
-        assert set(threads) == model.threads
-
-    run(main)
-
-
-def test_work_between_steps_of_an_idle_loop_is_done_at_once() -> None:
-    async def main() -> None:
-        model = ObservedModel()
-        loop = make_loop(model)
-        assert await loop.between_steps(lambda: "before run") == "before run"
-        async with running(loop, model):
-            assert await loop.between_steps(lambda: "idle") == "idle"
-
-    run(main)
-
-
-def test_failing_work_between_steps_is_its_callers_alone() -> None:
-    def fail() -> None:
-        raise KeyError("adapter")
-
-    async def main() -> None:
-        model = GatedModel()
-        loop = make_loop(model)
-        async with running(loop, model):
-            stream = submit(loop, model, make_request(0, max_new_tokens=2))
-            await model.wait_for_step()
-            work = asyncio.create_task(loop.between_steps(fail))
-            model.open()
-            with pytest.raises(KeyError, match="adapter"):
-                await work
-            _, finish = await read(stream)
-            assert finish.reason is FinishReason.LIMIT
-
-    run(main)
-
-
-def test_work_between_steps_is_done_while_the_loop_drains_and_refused_after_its_end() -> None:
-    async def main() -> None:
-        model = GatedModel()
-        loop = make_loop(model, num_slots=1)
-        task = asyncio.create_task(loop.run())
-        stream = submit(loop, model, make_request(0, max_new_tokens=2))
-        await model.wait_for_step()
-        drain = asyncio.create_task(loop.drain(grace_s=30))
-        await asyncio.wait([drain], timeout=0)
-        work = asyncio.create_task(loop.between_steps(lambda: len(model.keys)))
-        await asyncio.wait([work], timeout=0)
-        model.open()
-        assert await work == 1
-        await read(stream)
-        await drain
-        await task
-        done: list[int] = []
-        with pytest.raises(ShuttingDown):
-            await loop.between_steps(lambda: done.append(1))
-        assert not done
-
-    run(main)
-
-
-def test_work_asked_for_before_the_loop_is_stopped_is_done() -> None:
-    async def main() -> None:
-        model = GatedModel()
-        loop = make_loop(model)
-        task = asyncio.create_task(loop.run())
-        submit(loop, model, make_request(0))
-        await model.wait_for_step()
-        work = asyncio.create_task(loop.between_steps(lambda: "done"))
-        await asyncio.wait([work], timeout=0)
-        loop.stop()
-        model.open()
-        await task
-        assert await work == "done"
-
-    run(main)
-
-
-def test_work_whose_caller_is_cancelled_before_it_begins_is_not_done() -> None:
-    async def main() -> None:
-        model = GatedModel()
-        loop = make_loop(model)
-        done: list[int] = []
-        async with running(loop, model):
-            stream = submit(loop, model, make_request(0, max_new_tokens=2))
-            await model.wait_for_step()
-            work = asyncio.create_task(loop.between_steps(lambda: done.append(1)))
-            await asyncio.wait([work], timeout=0)
-            work.cancel()
-            model.open()
-            await read(stream)
-            await loop.between_steps(lambda: done.append(2))
-        assert done == [2]
 
     run(main)
 
