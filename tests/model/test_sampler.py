@@ -313,3 +313,24 @@ def test_the_whole_vocabulary_of_a_real_model_is_sampled_exactly() -> None:
         expected = order[np.searchsorted(cdf, uniform(seed, 10) * cdf[-1], side="right")]
 
         assert choose(logits, row(replace(PLAIN, seed=seed))).token_id == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    vocab_size=st.integers(1, 9000),
+    count=st.integers(1, 300),
+    noise=st.integers(0, 2**32 - 1),
+    step=st.sampled_from([0.0, 0.25, 4.0]),
+)
+def test_the_most_likely_of_any_vocabulary_are_those_of_a_whole_sort(
+    vocab_size: int, count: int, noise: int, step: float
+) -> None:
+    logits = np.random.default_rng(noise).normal(0, 3, vocab_size).astype(np.float32)
+    if step:  # with equal logits at the edge
+        logits = np.round(logits / np.float32(step)) * np.float32(step)
+    logits[: vocab_size // 3] = -np.inf
+    sorted_ids = np.lexsort((np.arange(vocab_size), -logits))[: min(count, vocab_size)]
+
+    chosen = choose(logits, row(replace(GREEDY, num_logprobs=count)))
+
+    assert [top.token_id for top in chosen.top_logprobs] == sorted_ids.tolist()
