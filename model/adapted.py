@@ -9,6 +9,7 @@ from torch import Tensor
 
 from model.linear import Linear
 from model.lora import LoraStack
+from model.scaled_rows import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class AdaptedLinear:
     """The projection's, 'layers.0.qkv'."""
     linear: Linear
 
-    def __call__(self, x: Tensor, lora: LoraStack | None) -> Tensor:
+    def __call__(self, x: Rows, lora: LoraStack | None) -> Rows:
         """Return what the list (None: the base model) makes of x (T, in): (T, out)."""
         y = self.linear(x)
         if lora is not None:

@@ -7,7 +7,7 @@ H query heads, K KV heads, h head size, D hidden, F of the MLP or of one expert,
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -52,6 +52,11 @@ def layer_projections(config: ModelConfig, i: int) -> Iterator[Projection]:
 def head_projection(config: ModelConfig) -> Projection:
     """Describe the product that gives the logits."""
     return Projection("head", config.hidden_size, (("lm_head", config.vocab_size),), in_head_dtype=True)
+
+
+def mlp_norm_module(config: ModelConfig, i: int) -> str:
+    """Return the path of the norm before the MLP of layer i."""
+    return f"model.layers.{i}." + ("pre_feedforward_layernorm" if config.sandwich_norms else "post_attention_layernorm")
 
 
 def _attention_projections(config: ModelConfig, i: int) -> tuple[Projection, Projection]:
@@ -99,7 +104,6 @@ class WeightLoader:
         config, path = self._config, f"model.layers.{i}"
         qkv, o = _attention_projections(config, i)
         has_sandwich, has_qk_norm = config.sandwich_norms, config.qk_norm
-        mlp_norm = "pre_feedforward_layernorm" if has_sandwich else "post_attention_layernorm"
         return Layer(
             window=config.window(i),
             attention_norm=self.norm(f"{path}.input_layernorm"),
@@ -108,7 +112,7 @@ class WeightLoader:
             k_norm=self.norm(f"{path}.self_attn.k_norm", config.head_dim) if has_qk_norm else None,
             o=self._linear(o, config.o_bias),
             attention_out_norm=self.norm(f"{path}.post_attention_layernorm") if has_sandwich else None,
-            mlp_norm=self.norm(f"{path}.{mlp_norm}"),
+            mlp_norm=self.norm(mlp_norm_module(config, i)),
             mlp=self._mlp(i),
             mlp_out_norm=self.norm(f"{path}.post_feedforward_layernorm") if has_sandwich else None,
         )
@@ -129,7 +133,7 @@ class WeightLoader:
     def head(self, embedding: Tensor) -> AdaptedLinear:
         """Load the head, D → V. A tied one shares the storage of `embedding` where dtype and layout allow: rows of a
         packed one cannot be read."""
-        config, backend = self._config, self._in_head_dtype()
+        config, backend = self._config, self._backend.in_head_dtype()
         if config.tied_embeddings and backend.dtype == embedding.dtype and not backend.packed:
             weight = embedding[:-1]
         else:
@@ -146,14 +150,14 @@ class WeightLoader:
             return self._gated_mlp(gate_up, down, config.mlp_bias)
         router = self._linear(_router_projection(config, i, experts), False)
         loaded = [self._gated_mlp(*_expert_projections(config, i, e, experts), False) for e in range(experts.count)]
-        return ExpertsMlp(experts, router, self._in_head_dtype().dtype, loaded)
+        return ExpertsMlp(experts, router, self._backend.in_head_dtype().dtype, loaded)
 
     def _gated_mlp(self, gate_up: Projection, down: Projection, has_bias: bool) -> Mlp:
         return GatedMlp(self._linear(gate_up, has_bias), self._linear(down, has_bias), self._activate)
 
     def _linear(self, projection: Projection, has_bias: bool) -> AdaptedLinear:
-        backend = self._in_head_dtype() if projection.in_head_dtype else self._backend
-        device, dtype = backend.device, backend.dtype
+        backend = self._backend.in_head_dtype() if projection.in_head_dtype else self._backend
+        device, dtype = backend.device, torch.float32 if backend.int8 else backend.dtype
         num_rows = sum(size for _, size in projection.parts)
         weight = torch.empty(num_rows, projection.in_features, device=device, dtype=dtype)
         bias = torch.empty(num_rows, device=device, dtype=dtype) if has_bias else None
@@ -164,9 +168,6 @@ class WeightLoader:
                 bias[row : row + size] = self._tensor(f"{module}.bias", (size,))
             row += size
         return AdaptedLinear(projection.name, pack_linear(weight, bias, backend))
-
-    def _in_head_dtype(self) -> Backend:
-        return replace(self._backend, dtype=self._backend.head_ops.dtype)
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = self._tensors[name]

@@ -11,7 +11,7 @@ or a projection's features.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from model.adapter import Adapter
 from model.backend import Backend
 from model.layers import LowRank
 from model.lora_sum import sum_of_deltas
+from model.scaled_rows import Rows
+from model.smoothing import Smoothing
 from model.token_rows import EmbeddingLowRank, EmbeddingRows, HeadRows
 
 
@@ -43,6 +45,8 @@ class Adaptable:
     """That of the head is called 'head'."""
     vocab_size: int
     hidden_size: int
+    smoothing: Smoothing = field(default_factory=Smoothing)
+    """How its weights differ from those that adapters are made for."""
 
 
 class LoraStack:
@@ -70,11 +74,11 @@ class LoraStack:
         """Whether the list changes the projection at all."""
         return name in self._projections
 
-    def add_to(self, name: str, y: Tensor, x: Tensor) -> None:
+    def add_to(self, name: str, y: Rows, x: Rows) -> None:
         """Turn the base model's `y` into the list's, in place, for projection `name`; nothing where the list does not
         touch it.
 
-        x (T, in) and y (T, out) are contiguous, in the compute dtype, or the head's for a projection computed in that.
+        x (T, in) is what the product read, y (T, out) what it gave; contiguous.
         """
         change = self._projections.get(name)
         if change is not None:
@@ -121,7 +125,7 @@ def stack_adapters(scaled: Sequence[tuple[Adapter, float]], adaptable: Adaptable
     return LoraStack(
         vocab_size=max(adaptable.vocab_size, *(adapter.vocabulary_end for adapter, _ in scaled)),
         projections=_projections(scaled, adaptable, backend),
-        norms=_norms(scaled, backend),
+        norms=_norms(scaled, adaptable.smoothing, backend),
         embedding=embedding,
         head=HeadRows(head, adaptable.vocab_size, backend) if any(len(rows.ids) for rows, _ in head) else None,
     )
@@ -132,15 +136,16 @@ def _projections(scaled: Sequence[tuple[Adapter, float]], adaptable: Adaptable, 
     for projection in adaptable.projections:
         change = sum_of_deltas(scaled, projection.in_features, projection.parts)
         if change is not None:
+            change = adaptable.smoothing.of_change(projection.name, change)
             ops = backend.head_ops if projection.in_head_dtype else backend.ops
             changes[projection.name] = ops.low_rank(change.a, change.b, change.gain, change.offset)
     return changes
 
 
-def _norms(scaled: Sequence[tuple[Adapter, float]], backend: Backend) -> dict[str, Tensor]:
+def _norms(scaled: Sequence[tuple[Adapter, float]], smoothing: Smoothing, backend: Backend) -> dict[str, Tensor]:
     sums: dict[str, Tensor] = {}
     for adapter, scale in scaled:
         for module, change in adapter.norms.items():
             term = change.to(backend.device, torch.float32) * scale
             sums[module] = sums[module] + term if module in sums else term
-    return sums
+    return {module: smoothing.of_norm(module, change) for module, change in sums.items()}

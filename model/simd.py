@@ -5,11 +5,12 @@ last bits. Kernels whose rows must not depend on their neighbours therefore spel
 is one LLVM instruction a lane, never reassociated, and becomes one AVX-512, two AVX or four NEON instructions.
 
 Arrays are C-contiguous; an index counts elements from the array's beginning, whatever its shape, and is not checked. An
-array of uint16 holds bfloat16 bits: exact when loaded, rounded to nearest, ties to even, when stored.
+array of uint16 holds bfloat16 bits: exact when loaded, rounded to nearest, ties to even, when stored. An array of uint8
+holds integers -128 … 127, each with 128 added; what is stored is rounded to nearest, ties to even, and lies among them.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from llvmlite import ir
@@ -25,7 +26,7 @@ WIDTH = 16
 F32x16: TypeAlias = Any
 """What a vector is to the type checker; numba knows it as `_LANES`."""
 Array: TypeAlias = Any
-"""A numpy array of float32, or of uint16 that holds bfloat16 bits."""
+"""A numpy array of float32, of uint16 that holds bfloat16 bits, or of uint8 that holds integers with 128 added."""
 
 
 class _Lanes(types.Type):  # type: ignore[misc]  # numba has no type hints
@@ -37,6 +38,7 @@ _LANES = _Lanes()
 _F32 = ir.VectorType(ir.FloatType(), WIDTH)
 _I32 = ir.VectorType(ir.IntType(32), WIDTH)
 _I16 = ir.VectorType(ir.IntType(16), WIDTH)
+_I8 = ir.VectorType(ir.IntType(8), WIDTH)
 _FIRST = ir.Constant(ir.IntType(32), 0)
 
 
@@ -76,9 +78,24 @@ def _narrow(builder: Any, lanes: Any) -> Any:
     return builder.trunc(builder.lshr(kept, _same(16)), _I16)
 
 
+def _from_code(builder: Any, codes: Any) -> Any:
+    """float32 from integers with 128 added."""
+    return builder.sitofp(builder.sub(builder.zext(codes, _I32), _same(128)), _F32)
+
+
+def _to_code(builder: Any, lanes: Any) -> Any:
+    """Integers with 128 added, of float32 in -128 … 127: added to 1.5 · 2²³ they are rounded into its lowest bits."""
+    bits = builder.bitcast(builder.fadd(lanes, ir.Constant(_F32, [1.5 * 2**23] * WIDTH)), _I32)
+    return builder.trunc(builder.xor(bits, _same(128)), _I8)
+
+
 def _fmuladd(builder: Any, a: Any, b: Any, c: Any) -> Any:
     signature = ir.FunctionType(_F32, [_F32] * 3)
     return builder.call(cgutils.get_or_insert_function(builder.module, signature, "llvm.fmuladd.v16f32"), [a, b, c])
+
+
+def _absolute(builder: Any, lanes: Any) -> Any:
+    return builder.bitcast(builder.and_(builder.bitcast(lanes, _I32), _same(0x7FFFFFFF)), _F32)
 
 
 def _larger(builder: Any, a: Any, b: Any) -> Any:
@@ -149,6 +166,7 @@ multiply = _operation(_TWO, lambda builder, a, b: builder.fmul(a, b))
 divide = _operation(_TWO, lambda builder, a, b: builder.fdiv(a, b))
 fma = _operation(_THREE, _fmuladd)
 """(a, b, c) -> a * b + c, rounded once where the processor can."""
+absolute = _operation(_ONE, _absolute)
 maximum = _operation(_TWO, _larger)
 """(a, b) -> the larger of each pair of lanes; b where either is NaN."""
 where_less = _operation(_LANES(_LANES, _LANES, _LANES, _LANES), _where_less)
@@ -167,7 +185,33 @@ _with_lane = _operation(
 _power_of_two = _operation(_ONE, _shifted_exponent)
 
 
-# Operations on arrays, of either element type.
+# Operations on arrays, of any element type.
+
+
+class _Format(NamedTuple):
+    """How numbers lie in an array."""
+
+    vector: ir.VectorType
+    num_bytes: int
+    to_float: Callable[[Any, Any], Any]
+    from_float: Callable[[Any, Any], Any]
+
+    def first_to_float(self, builder: Any, element: Any) -> Any:
+        return builder.extract_element(self.to_float(builder, _broadcast(builder, element)), _FIRST)
+
+    def first_from_float(self, builder: Any, scalar: Any) -> Any:
+        return builder.extract_element(self.from_float(builder, _broadcast(builder, scalar)), _FIRST)
+
+
+def _as_it_is(builder: Any, lanes: Any) -> Any:
+    return lanes
+
+
+_FORMATS = {
+    types.float32: _Format(_F32, 4, _as_it_is, _as_it_is),
+    types.uint16: _Format(_I16, 2, _widen, _narrow),
+    types.uint8: _Format(_I8, 1, _from_code, _to_code),
+}
 
 
 def _element(context: Any, builder: Any, array_type: Any, as_type: Any, array: Any, index: Any) -> Any:
@@ -177,41 +221,42 @@ def _element(context: Any, builder: Any, array_type: Any, as_type: Any, array: A
 
 
 def _load(typing: Any, array: Any, index: Any) -> Any:
+    form = _FORMATS[array.dtype]
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if array.dtype == types.uint16:
-            return _widen(builder, builder.load(_element(context, builder, array, _I16, *arguments), align=2))
-        return builder.load(_element(context, builder, array, _F32, *arguments), align=4)
+        pointer = _element(context, builder, array, form.vector, *arguments)
+        return form.to_float(builder, builder.load(pointer, align=form.num_bytes))
 
     return _LANES(array, types.intp), generate
 
 
 def _store(typing: Any, array: Any, index: Any, lanes: Any) -> Any:
+    form = _FORMATS[array.dtype]
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        is_bf16 = array.dtype == types.uint16
-        value = _narrow(builder, arguments[2]) if is_bf16 else arguments[2]
-        pointer = _element(context, builder, array, value.type, *arguments[:2])
-        builder.store(value, pointer, align=2 if is_bf16 else 4)
+        pointer = _element(context, builder, array, form.vector, *arguments[:2])
+        builder.store(form.from_float(builder, arguments[2]), pointer, align=form.num_bytes)
         return context.get_dummy_value()
 
     return types.void(array, types.intp, _LANES), generate
 
 
 def _load_one(typing: Any, array: Any, index: Any) -> Any:
+    form = _FORMATS[array.dtype]
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if array.dtype == types.uint16:
-            bits = builder.load(_element(context, builder, array, ir.IntType(16), *arguments))
-            return builder.extract_element(_widen(builder, _broadcast(builder, bits)), _FIRST)
-        return builder.load(_element(context, builder, array, ir.FloatType(), *arguments))
+        pointer = _element(context, builder, array, form.vector.element, *arguments)
+        return form.first_to_float(builder, builder.load(pointer))
 
     return types.float32(array, types.intp), generate
 
 
 def _store_one(typing: Any, array: Any, index: Any, scalar: Any) -> Any:
+    form = _FORMATS[array.dtype]
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        value = arguments[2]
-        if array.dtype == types.uint16:
-            value = builder.extract_element(_narrow(builder, _broadcast(builder, value)), _FIRST)
-        builder.store(value, _element(context, builder, array, value.type, *arguments[:2]))
+        pointer = _element(context, builder, array, form.vector.element, *arguments[:2])
+        builder.store(form.first_from_float(builder, arguments[2]), pointer)
         return context.get_dummy_value()
 
     return types.void(array, types.intp, types.float32), generate

@@ -26,7 +26,7 @@ class EmbeddingLowRank:
         """Use each A where it lies, in its own precision: it is as large as the vocabulary."""
         self._tables = [delta.a.to(backend.device) for delta, _ in scaled]  # (V, R of the adapter) each
         b = torch.cat([delta.b.float() * (scale * delta.factor) for delta, scale in scaled], dim=1)  # (D, R)
-        self._b = pack_linear(b, None, replace(backend, dtype=torch.float32))
+        self._b = pack_linear(b, None, replace(backend, dtype=torch.float32, int8=False))
         copies = [table for table, (delta, _) in zip(self._tables, scaled, strict=True) if table is not delta.a]
         self.num_bytes = b.nbytes + sum(table.nbytes for table in copies)
 
@@ -66,7 +66,7 @@ class HeadRows:
         for place, (changed, scale) in zip(places.split([len(c.ids) for c, _ in scaled]), scaled, strict=True):
             rows.index_add_(0, place, changed.rows.float(), alpha=scale)
         self._ids = ids.to(backend.device)  # (n,) ascending
-        self._linear = pack_linear(rows, None, replace(backend, dtype=backend.head_ops.dtype))
+        self._linear = pack_linear(rows, None, backend.in_head_dtype())
         self._num_known = int((ids < vocab_size).sum())
         self.num_bytes = ids.nbytes + rows.numel() * backend.head_ops.dtype.itemsize
 
