@@ -11,7 +11,7 @@ from tests.load.peer_figures import Figures, Spread, Summary, ratio, ratios, spr
 from tests.load.peer_servers import Start
 
 HEAD = (
-    f"{'workload':14} {'server':6} {'quantisation':20} {'tok/s':>7} {'prompt/s':>8} {'TTFT p50/p90/p99 ms':>20}"
+    f"{'workload':14} {'server':6} {'quantisation':23} {'tok/s':>7} {'prompt/s':>8} {'TTFT p50/p90/p99 ms':>20}"
     f" {'ITL p50/p99 ms':>15} {'Jain':>6} {'worst':>6} {'unserved':>8} {'perplexity':>10}"
 )
 
@@ -41,8 +41,8 @@ def comparison_lines(comparison: Comparison) -> list[str]:
     of_answers = {"tokens_per_s": "tok/s", "ttft_p50": "TTFT p50", "itl_p50": "ITL p50"}
     shown = of_prompts if comparison.counts_prompts else of_answers
     return [
-        f"{name:14} {'ours':6} {'default':20} {_columns(ours, comparison.our_perplexity)}",
-        f"{'':14} {'peer':6} {comparison.quantisation:20} {_columns(peer, comparison.peer_perplexity)}",
+        f"{name:14} {'ours':6} {'default':23} {_columns(ours, comparison.our_perplexity)}",
+        f"{'':14} {'peer':6} {comparison.quantisation:23} {_columns(peer, comparison.peer_perplexity)}",
         f"{'':14} ours / peer: " + " · ".join(f"{label} {_range(compared[key])}" for key, label in shown.items()),
     ]
 
