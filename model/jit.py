@@ -14,7 +14,7 @@ from numba import njit
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_BORROWED = ("jit.py", "matrices_cpu.py", "rows_cpu.py", "simd.py", "team.py")
+_BORROWED = ("addresses.py", "jit.py", "matrices_cpu.py", "rows_cpu.py", "simd.py", "team.py")
 _DIGEST = hashlib.sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in _BORROWED)).hexdigest()[:12]
 
 
