@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.arrays import as_array
+from model.addresses import address_of, array_at, elements_of
 from model.attention import AttentionStep
 from model.jit import compiled, inlined, kernel
 from model.matrices_cpu import (
@@ -58,6 +58,7 @@ _ALONE = 128
 _LOWEST = np.float32(-1e30)
 """The running maximum before the first key: finite, so that its distance to itself is 0 and not NaN."""
 _MASKED = np.float32(-np.inf)
+_INDICES = elements_of(torch.int32)
 
 
 class PagedAttention:
@@ -67,15 +68,19 @@ class PagedAttention:
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: AttentionStep, scale: float, window: int | None
     ) -> Tensor:
         T, H, h = q.shape
-        K = k_cache.shape[2]
-        assert q.dtype == k_cache.dtype == v_cache.dtype
-        assert (k_cache.shape[1], h % 8, H % K) == (BLOCK_SIZE, 0, 0)
-        out = torch.empty(T, H * h, dtype=q.dtype)
+        N, P, K, _ = k_cache.shape
+        S, max_blocks = step.block_tables.shape
+        assert v_cache.shape == k_cache.shape
+        assert (P, h % 8, H % K) == (BLOCK_SIZE, 0, 0)
+        dtype = q.dtype
+        out = torch.empty(T, H * h, dtype=dtype)
         _attend(
-            as_array(q), as_array(k_cache), as_array(v_cache),
-            step.query_starts.numpy(), step.context_lens.numpy(), step.block_tables.numpy(),
+            elements_of(dtype), T, H, h, N, K, S, max_blocks,
+            address_of(q, dtype), address_of(k_cache, dtype), address_of(v_cache, dtype),
+            address_of(step.query_starts, torch.int32), address_of(step.context_lens, torch.int32),
+            address_of(step.block_tables, torch.int32),
             scale, step.max_context if window is None else window, min(max(_TILE * K // H, 1), step.max_query),
-            as_array(out), 1 if T * step.max_context <= _ALONE else torch.get_num_threads(),
+            address_of(out, dtype), 1 if T * step.max_context <= _ALONE else torch.get_num_threads(),
         )  # fmt: skip
         return out
 
@@ -108,10 +113,16 @@ class _Scratch(NamedTuple):
 
 @kernel
 def _attend(
-    q: Array, k_cache: Array, v_cache: Array,
-    query_starts: NDArray[np.int32], context_lens: NDArray[np.int32], block_tables: NDArray[np.int32],
-    scale: float, window: int, tile_queries: int, out: Array, num_threads: int,
+    elements: Array, T: int, H: int, h: int, N: int, K: int, S: int, max_blocks: int,
+    q_at: int, k_cache_at: int, v_cache_at: int, query_starts_at: int, context_lens_at: int, block_tables_at: int,
+    scale: float, window: int, tile_queries: int, out_at: int, num_threads: int,
 ) -> None:  # fmt: skip
+    q, out = array_at(q_at, (T, H, h), elements), array_at(out_at, (T, H * h), elements)
+    k_cache = array_at(k_cache_at, (N, BLOCK_SIZE, K, h), elements)
+    v_cache = array_at(v_cache_at, (N, BLOCK_SIZE, K, h), elements)
+    query_starts = array_at(query_starts_at, (S + 1,), _INDICES)
+    context_lens = array_at(context_lens_at, (S,), _INDICES)
+    block_tables = array_at(block_tables_at, (S, max_blocks), _INDICES)
     tiles = _longest_first(query_starts, context_lens, tile_queries)
     arguments = (
         q, k_cache, v_cache, query_starts, context_lens, block_tables, np.float32(scale), window, tile_queries, out,
