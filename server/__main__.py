@@ -46,21 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command == "simulate":
         return run_simulate(rest)
     settings = read_serve_settings(rest)
-    set_library_defaults()
+    # Read by libgomp when torch is imported. By default its threads spin for milliseconds at every barrier; when some
+    # other thread needs the core (the event loop, a client on the same machine), a step's 300 barriers wait for it.
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     from server.lifecycle import serve  # only now: a wrong flag should not wait for torch
 
     return serve(settings)
-
-
-def set_library_defaults() -> None:
-    """Set what libraries read from the environment when torch is imported, where the user has not."""
-    # By default libgomp's threads spin for milliseconds at every barrier; when some other thread needs the core (the
-    # event loop, a client on the same machine), a step's 300 barriers wait for it.
-    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-    # oneDNN and torch keep 1,024 compiled products each, one for every number of tokens in a step and kind of matrix:
-    # within an hour of prompts more than 100 MiB, most of it for lengths that never come again.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
-    os.environ.setdefault("LRU_CACHE_CAPACITY", "128")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,11 +35,14 @@ def start_demo_server(flags: Sequence[str], start_s: float = 180.0) -> tuple[sub
     return start_server(demo_model_path(), [*loras, "--lora-init-without-apply", *flags], start_s)
 
 
-def start_server(model: Path, flags: Sequence[str], start_s: float = 180.0) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a server and return it with its port, once it is ready. Raises RuntimeError where it is not in time."""
+def start_server(
+    model: Path, flags: Sequence[str], start_s: float = 180.0, variables: Mapping[str, str] | None = None
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a server, with more environment `variables`, and return it with its port, once it is ready. Raises
+    RuntimeError where it is not in time."""
     port = _free_port()
     command = [sys.executable, "-m", "server", "serve", "-m", str(model), "--port", str(port), *flags]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **(variables or {})}
     process = subprocess.Popen(command, cwd=ROOT, env=environment)
     deadline_s = time.monotonic() + start_s
     while time.monotonic() < deadline_s and process.poll() is None:
