@@ -14,6 +14,7 @@ from torch import Tensor
 from model.attention import AttentionStep
 from model.decoder import Decoder
 from model.kv_cache import KVCache
+from model.linear import pack_linear
 from model.lora_cache import LoraCache
 from model.sampler import sample
 from scheduler.batch import BLOCK_SIZE, Batch, Row, SamplingParams, StepOutput
@@ -44,10 +45,11 @@ class ModelRunner:
                 for i in range(num_rows)
             )
             self.execute(Batch(step_id=0, key=(), rows=rows))
-        backend = self._decoder.backend
-        for ops in (backend.ops, backend.head_ops):
-            row = torch.zeros(1, 1, dtype=ops.dtype, device=backend.device)
-            ops.low_rank(torch.zeros(1, 1), torch.zeros(1, 1)).add_to(row, row.clone())
+        for backend in (self._decoder.backend, self._decoder.backend.in_head_dtype()):
+            one = torch.ones(1, 1, device=backend.device)
+            x = backend.ops.add_rms_norm(one, None, one[0], eps=1.0)
+            y = pack_linear(one, None, backend)(x)
+            backend.ops.low_rank(torch.zeros(1, 1), torch.zeros(1, 1)).add_to(y, x)
 
 
 def step_tensors(rows: tuple[Row, ...], device: torch.device) -> tuple[Tensor, AttentionStep, Tensor]:
