@@ -36,6 +36,11 @@ def address_of(tensor: Tensor, dtype: torch.dtype) -> int:
     return tensor.data_ptr()
 
 
+def place_of(tensor: Tensor | None, dtype: torch.dtype) -> tuple[int, int]:
+    """Return where a tensor begins and how many elements it has; (0, 0) for None."""
+    return (0, 0) if tensor is None else (address_of(tensor, dtype), tensor.numel())
+
+
 def _pointer(typing: Any, address: Any, elements: Any) -> Any:
     pointer = types.CPointer(elements.dtype)
 

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.arrays import as_array
+from model.addresses import address_of, array_at, elements_of, place_of
 from model.jit import compiled, inlined, kernel
-from model.kernels_cpu import ROWS_AT_ONCE, CpuOps, as_arrays, threads_for
+from model.kernels_cpu import ROWS_AT_ONCE, CpuOps, threads_for
 from model.matrices_cpu import aligned, round_up
-from model.rows_cpu import NONE, activated, add_to_residual, factor_of
+from model.rows_cpu import activated, add_to_residual, factor_of
 from model.scaled_rows import Rows, ScaledRows
 from model.simd import (
     WIDTH,
@@ -38,8 +38,7 @@ _LEVELS = np.float32(127)
 _LEAST = np.float32(1e-20)
 """A row that is nowhere higher counts as zeros: its scale has an inverse all the same."""
 
-_NOTHING = np.empty((0, 0), np.uint16)
-"""No addend."""
+_CODES, _FLOATS = elements_of(torch.uint8), elements_of(torch.float32)
 
 
 class Int8Ops(CpuOps):
@@ -48,12 +47,14 @@ class Int8Ops(CpuOps):
     def add_rms_norm(
         self, residual: Tensor, y: Rows | None, weight: Tensor, eps: float, y_norm: Tensor | None = None
     ) -> ScaledRows:
-        assert residual.dtype == weight.dtype == torch.float32
-        out = _empty_codes(*residual.shape)
-        addend, scales = (_NOTHING, NONE) if y is None else as_arrays(y)  # (T, D), (T,)
+        T, D = residual.shape
+        out = _empty_codes(T, D)
+        addend, scales = (None, None) if y is None else _parts(y)  # (T, D), (T,)
         _add_rms_norm(
-            as_array(residual), addend, scales, NONE if y_norm is None else as_array(y_norm), as_array(weight), eps,
-            as_array(out.values), as_array(out.scales), threads_for(residual),
+            elements_of(self.dtype), T, D, address_of(residual, torch.float32),
+            *place_of(addend, self.dtype), *place_of(scales, torch.float32), *place_of(y_norm, torch.float32),
+            address_of(weight, torch.float32), eps,
+            address_of(out.values, torch.uint8), address_of(out.scales, torch.float32), threads_for(residual),
         )  # fmt: skip
         return out
 
@@ -66,9 +67,18 @@ class Int8Ops(CpuOps):
 
 def quantise(x: Tensor) -> ScaledRows:
     """Return codes for x (T, n), float32 or bfloat16."""
-    out = _empty_codes(*x.shape)
-    _quantise(as_array(x), as_array(out.values), as_array(out.scales), threads_for(x))
+    T, n = x.shape
+    out = _empty_codes(T, n)
+    _quantise(
+        elements_of(x.dtype), T, n, address_of(x, x.dtype),
+        address_of(out.values, torch.uint8), address_of(out.scales, torch.float32), threads_for(x),
+    )  # fmt: skip
     return out
+
+
+def _parts(rows: Rows) -> tuple[Tensor, Tensor | None]:
+    """The values (T, n) and the scales (T,) of rows; no scales where they are plain."""
+    return (rows.values, rows.scales) if isinstance(rows, ScaledRows) else (rows, None)
 
 
 def _empty_codes(num_rows: int, num_columns: int) -> ScaledRows:
@@ -76,17 +86,25 @@ def _empty_codes(num_rows: int, num_columns: int) -> ScaledRows:
 
 
 def _multiply_by_gate(gate_up: ScaledRows, is_gelu: bool) -> ScaledRows:
-    out = _empty_codes(gate_up.values.shape[0], gate_up.values.shape[1] // 2)
-    values, scales = as_arrays(gate_up)
-    _gate_mul(values, scales, is_gelu, as_array(out.values), as_array(out.scales), threads_for(gate_up.values))
+    values, scales = _parts(gate_up)  # (T, 2F), (T,)
+    T, F = values.shape[0], values.shape[1] // 2
+    out = _empty_codes(T, F)
+    _gate_mul(
+        elements_of(values.dtype), T, F, address_of(values, values.dtype), *place_of(scales, torch.float32), is_gelu,
+        address_of(out.values, torch.uint8), address_of(out.scales, torch.float32), threads_for(values),
+    )  # fmt: skip
     return out
 
 
 @kernel
 def _add_rms_norm(
-    residual: Array, y: Array, y_scales: Array, y_norm: Array, weight: Array, eps: float,
-    codes: Array, scales: Array, num_threads: int,
+    elements: Array, T: int, D: int, residual_at: int, y_at: int, y_size: int, y_scales_at: int, y_scales_size: int,
+    y_norm_at: int, y_norm_size: int, weight_at: int, eps: float, codes_at: int, scales_at: int, num_threads: int,
 ) -> None:  # fmt: skip
+    residual, weight = array_at(residual_at, (T, D), _FLOATS), array_at(weight_at, (D,), _FLOATS)
+    y, y_scales = array_at(y_at, (y_size,), elements), array_at(y_scales_at, (y_scales_size,), _FLOATS)
+    y_norm = array_at(y_norm_at, (y_norm_size,), _FLOATS)
+    codes, scales = array_at(codes_at, (T, D), _CODES), array_at(scales_at, (T,), _FLOATS)
     arguments = residual, y, y_scales, y_norm, weight, np.float32(eps), codes, scales, np.zeros(1, np.int64)
     run_in_team(_add_rms_norm_rows, arguments, np.int32(num_threads))
 
@@ -118,8 +136,11 @@ def _add_rms_norm_rows(
 
 @kernel
 def _gate_mul(
-    gate_up: Array, factors: Array, is_gelu: bool, codes: Array, scales: Array, num_threads: int
+    elements: Array, T: int, F: int, gate_up_at: int, factors_at: int, factors_size: int, is_gelu: bool,
+    codes_at: int, scales_at: int, num_threads: int,
 ) -> None:  # fmt: skip
+    gate_up, factors = array_at(gate_up_at, (T, 2 * F), elements), array_at(factors_at, (factors_size,), _FLOATS)
+    codes, scales = array_at(codes_at, (T, F), _CODES), array_at(scales_at, (T,), _FLOATS)
     arguments = gate_up, factors, is_gelu, codes, scales, np.zeros(1, np.int64)
     run_in_team(_gate_mul_rows, arguments, np.int32(num_threads))
 
@@ -143,7 +164,14 @@ def _gate_mul_rows(
 
 
 @kernel
-def _quantise(x: Array, codes: Array, scales: Array, num_threads: int) -> None:
+def _quantise(
+    elements: Array, T: int, n: int, x_at: int, codes_at: int, scales_at: int, num_threads: int
+) -> None:  # fmt: skip
+    x, codes, scales = (
+        array_at(x_at, (T, n), elements),
+        array_at(codes_at, (T, n), _CODES),
+        array_at(scales_at, (T,), _FLOATS),
+    )
     run_in_team(_quantise_rows, (x, codes, scales, np.zeros(1, np.int64)), np.int32(num_threads))
 
 
