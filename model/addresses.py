@@ -21,6 +21,7 @@ _ELEMENTS = {
     torch.float32: np.empty(0, np.float32),
     torch.uint8: np.empty(0, np.uint8),
     torch.int32: np.empty(0, np.int32),
+    torch.int64: np.empty(0, np.int64),
 }
 
 

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.addresses import address_of, array_at, elements_of, place_of
 from model.arrays import as_array
 from model.jit import compiled, inlined, kernel
 from model.layers import LowRank
@@ -24,6 +25,8 @@ _ALONE = 32768
 """Below so many elements one thread is done before a second one would have begun."""
 ROWS_AT_ONCE = 4
 """Rows that a thread takes from the counter which the threads of a kernel share."""
+
+_FLOATS, _SLOTS = elements_of(torch.float32), elements_of(torch.int64)
 
 
 class CpuOps:
@@ -62,15 +65,18 @@ class CpuOps:
         v_cache: Tensor,
         slots: Tensor,
     ) -> Tensor:
-        heads, scales = as_arrays(qkv)  # (T, (H + 2K) · h), (T,)
-        T, h, K = heads.shape[0], k_cache.shape[3], k_cache.shape[2]
-        assert k_cache.dtype == v_cache.dtype == self.dtype
-        assert heads.itemsize == self.dtype.itemsize
-        q = torch.empty(T, heads.shape[1] // h - 2 * K, h, dtype=self.dtype)
+        heads, scales = parts_of(qkv)  # (T, (H + 2K) · h), (T,)
+        N, P, K, h = k_cache.shape
+        T, H = heads.shape[0], heads.shape[1] // h - 2 * K
+        assert v_cache.shape == k_cache.shape
+        dtype = self.dtype
+        q = torch.empty(T, H, h, dtype=dtype)
         _rope_store(
-            heads, scales, as_array(cos), as_array(sin),
-            NONE if q_norm is None else as_array(q_norm), NONE if k_norm is None else as_array(k_norm), eps,
-            as_array(k_cache), as_array(v_cache), slots.numpy(), as_array(q), threads_for(q),
+            elements_of(dtype), T, H, h, N, P, K, address_of(heads, dtype), *place_of(scales, torch.float32),
+            address_of(cos, torch.float32), address_of(sin, torch.float32),
+            *place_of(q_norm, torch.float32), *place_of(k_norm, torch.float32), eps,
+            address_of(k_cache, dtype), address_of(v_cache, dtype), address_of(slots, torch.int64),
+            address_of(q, dtype), threads_for(q),
         )  # fmt: skip
         return q
 
@@ -83,6 +89,11 @@ def as_arrays(rows: Rows) -> tuple[Array, Array]:
     if isinstance(rows, ScaledRows):
         return as_array(rows.values), as_array(rows.scales)
     return as_array(rows), NONE
+
+
+def parts_of(rows: Rows) -> tuple[Tensor, Tensor | None]:
+    """Return the values (T, n) and the scales (T,) of rows; no scales where they are plain."""
+    return (rows.values, rows.scales) if isinstance(rows, ScaledRows) else (rows, None)
 
 
 def threads_for(tensor: Tensor) -> int:
@@ -143,9 +154,16 @@ def _gate_mul_rows(gate_up: Array, is_gelu: bool, out: Array, next_row: Counter)
 
 @kernel
 def _rope_store(
-    qkv: Array, scales: Array, cos: Array, sin: Array, q_norm: Array, k_norm: Array, eps: float,
-    k_cache: Array, v_cache: Array, slots: NDArray[np.int64], q: Array, num_threads: int,
+    elements: Array, T: int, H: int, h: int, N: int, P: int, K: int, qkv_at: int, scales_at: int, scales_size: int,
+    cos_at: int, sin_at: int, q_norm_at: int, q_norm_size: int, k_norm_at: int, k_norm_size: int, eps: float,
+    k_cache_at: int, v_cache_at: int, slots_at: int, q_at: int, num_threads: int,
 ) -> None:  # fmt: skip
+    qkv, q = array_at(qkv_at, (T, (H + 2 * K) * h), elements), array_at(q_at, (T, H, h), elements)
+    scales = array_at(scales_at, (scales_size,), _FLOATS)
+    cos, sin = array_at(cos_at, (T, h // 2), _FLOATS), array_at(sin_at, (T, h // 2), _FLOATS)
+    q_norm, k_norm = array_at(q_norm_at, (q_norm_size,), _FLOATS), array_at(k_norm_at, (k_norm_size,), _FLOATS)
+    k_cache, v_cache = array_at(k_cache_at, (N, P, K, h), elements), array_at(v_cache_at, (N, P, K, h), elements)
+    slots = array_at(slots_at, (T,), _SLOTS)
     arguments = (
         qkv, scales, cos, sin, q_norm, k_norm, np.float32(eps), k_cache, v_cache, slots, q, np.zeros(1, np.int64)
     )  # fmt: skip

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model.addresses import address_of, array_at, elements_of, place_of
 from model.jit import compiled, inlined, kernel
-from model.kernels_cpu import ROWS_AT_ONCE, CpuOps, threads_for
+from model.kernels_cpu import ROWS_AT_ONCE, CpuOps, parts_of, threads_for
 from model.matrices_cpu import aligned, round_up
 from model.rows_cpu import activated, add_to_residual, factor_of
 from model.scaled_rows import Rows, ScaledRows
@@ -49,7 +49,7 @@ class Int8Ops(CpuOps):
     ) -> ScaledRows:
         T, D = residual.shape
         out = _empty_codes(T, D)
-        addend, scales = (None, None) if y is None else _parts(y)  # (T, D), (T,)
+        addend, scales = (None, None) if y is None else parts_of(y)  # (T, D), (T,)
         _add_rms_norm(
             elements_of(self.dtype), T, D, address_of(residual, torch.float32),
             *place_of(addend, self.dtype), *place_of(scales, torch.float32), *place_of(y_norm, torch.float32),
@@ -76,17 +76,12 @@ def quantise(x: Tensor) -> ScaledRows:
     return out
 
 
-def _parts(rows: Rows) -> tuple[Tensor, Tensor | None]:
-    """The values (T, n) and the scales (T,) of rows; no scales where they are plain."""
-    return (rows.values, rows.scales) if isinstance(rows, ScaledRows) else (rows, None)
-
-
 def _empty_codes(num_rows: int, num_columns: int) -> ScaledRows:
     return ScaledRows(torch.empty(num_rows, num_columns, dtype=torch.uint8), torch.empty(num_rows))
 
 
 def _multiply_by_gate(gate_up: ScaledRows, is_gelu: bool) -> ScaledRows:
-    values, scales = _parts(gate_up)  # (T, 2F), (T,)
+    values, scales = parts_of(gate_up)  # (T, 2F), (T,)
     T, F = values.shape[0], values.shape[1] // 2
     out = _empty_codes(T, F)
     _gate_mul(
