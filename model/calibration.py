@@ -32,7 +32,7 @@ class Ranges(LoraStack):
         """(in,) float32 each."""
 
     def add_to(self, name: str, y: Rows, x: Tensor) -> None:
-        ranges = torch.linalg.vector_norm(x, torch.inf, dim=0).float()
+        ranges = torch.maximum(x.amax(dim=0), -x.amin(dim=0)).float()
         known = self.by_projection.get(name)
         self.by_projection[name] = ranges if known is None else torch.maximum(known, ranges)
 

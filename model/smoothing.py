@@ -74,7 +74,7 @@ def _without_zeros(ranges: Tensor) -> Tensor:
 
 def column_ranges(weights: Iterable[Tensor]) -> Tensor:
     """Return the highest magnitude (in,) in each column of weights (out, in) side by side."""
-    columns = [torch.linalg.vector_norm(weight, torch.inf, dim=0).float() for weight in weights]
+    columns = [torch.maximum(weight.amax(dim=0), -weight.amin(dim=0)).float() for weight in weights]
     return torch.stack(columns).amax(dim=0)
 
 
