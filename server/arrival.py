@@ -5,7 +5,7 @@ and its time is not over, and gives the list back where there is no answer.
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 from starlette.requests import Request
 
@@ -22,11 +22,10 @@ async def list_for_answer(request: Request, engine: Engine, fields: ListFields) 
     here where the block raises. Raises what `AdapterRegistry.acquire` does, ClientLeft and TimeUp.
     """
     served = await _acquire(request, engine, fields)
-    try:
+    with ExitStack() as unless_answered:
+        unless_answered.callback(served.release)
         yield served
-    except BaseException:
-        served.release()
-        raise
+        unless_answered.pop_all()
 
 
 @asynccontextmanager

@@ -102,8 +102,11 @@ class ServedModels:
         def load() -> None:
             try:
                 loading.set_result(self._load_next(settings, present))
-            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            except LOAD_ERRORS as error:
                 loading.set_exception(error)
+            finally:
+                if not loading.done():  # a bug of ours: the thread reports it, and nobody waits for ever
+                    loading.set_exception(AssertionError("loading a model ended in an unforeseen way"))
 
         thread = threading.Thread(target=load, name="load", daemon=True)
         thread.start()
