@@ -122,11 +122,6 @@ class Adapter:
     """With a tied head these are not `embedding_rows`' doing: the reader says for each of the two what changes."""
 
     @property
-    def max_rank(self) -> int:
-        """The largest rank among its deltas; 0 where it has none."""
-        return max((delta.a.shape[0] for delta in self.deltas.values()), default=0)
-
-    @property
     def vocabulary_end(self) -> int:
         """One more than the highest token id that it changes a row of; 0 where it changes none. Beyond the base model's
         vocabulary it extends that of the requests that use it."""

@@ -223,8 +223,7 @@ def test_a_stack_counts_all_that_it_holds() -> None:
     assert stack_adapters([(whole, 1.0)], BOTH, backend()).num_bytes == low_rank + more
 
 
-def test_an_adapter_knows_its_largest_rank_and_its_size() -> None:
+def test_an_adapter_knows_its_size() -> None:
     deltas = {**make_adapter(0, "q", rank=3).deltas, **make_adapter(0, "o", rank=5).deltas}
     adapter = Adapter(AdapterId(0, ""), "", "", "peft", deltas, 1.0, "", "")
-    assert adapter.max_rank == 5
     assert adapter.num_bytes == 4 * (3 * (24 + 32) + 5 * (32 + 24))
