@@ -1,0 +1,163 @@
+"""Weights as integers in blocks of 32 inputs, each with a scale and a minimum: how they lie in memory, and packing them.
+
+The kernels take 16 outputs at once, so those stand side by side: tiles of 16 outputs after one another; in a tile its
+blocks in the order of inputs; in a block 16 scales and 16 minima in float16, then lines of 64 bytes.
+
+    8 bits, 8 lines: byte 4n + j of line i is the code of output n for input 4i + j of the block
+    4 bits, 4 lines: byte 4n + j of line i has input 4i + j in its lower half, input 16 + 4i + j in its upper half
+
+Knows no file format.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.jit import inlined, kernel
+from model.simd import Array
+
+BLOCK = 32
+"""Inputs that share a scale and a minimum."""
+LANES = 16
+"""Outputs in a tile."""
+
+_LINE_BYTES = 64
+_HEADER_BYTES = 4 * LANES
+"""Of a block: scales, then minima."""
+_HALF_BIAS = np.float32(2.0**112)
+"""float16's exponents, read as float32's, are less by this factor."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockWeight:
+    """W (out, in) as unsigned codes: W[n, k] = d[n, k // 32] * code[n, k] + m[n, k // 32]."""
+
+    memory: NDArray[np.uint8]
+    """All tiles; begins at a multiple of 64 bytes. The last tile is filled up with zeros."""
+    out_features: int
+    in_features: int
+    """A multiple of 32."""
+    bits: int
+    """Of a code: 4 or 8."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the weight takes in memory."""
+        return self.memory.nbytes
+
+    @property
+    def address(self) -> int:
+        """Where the first tile begins; valid while this object lives."""
+        return int(self.memory.ctypes.data)
+
+    def rows(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the rows `ids` (n,) of W as float32 (n, in). `ids` must lie in 0 … out_features - 1."""
+        rows = np.empty((len(ids), self.in_features), np.float32)
+        _read_rows(self.memory, self.memory.view(np.uint16), self.bits, np.ascontiguousarray(ids), rows)
+        return rows
+
+
+def pack_blocks(
+    codes: NDArray[np.uint8],
+    scales: NDArray[np.float16] | NDArray[np.float32],
+    minima: NDArray[np.float16] | NDArray[np.float32],
+    bits: int,
+) -> BlockWeight:
+    """Pack codes (out, in) below 2 ** bits with the scales and minima (out, in / 32) of their blocks.
+
+    Raises ValueError where `in` is not a multiple of 32, or a scale or minimum is not finite in float16.
+    """
+    assert bits in (4, 8), bits
+    out_features, in_features = codes.shape
+    num_blocks = _num_blocks(in_features)
+    assert scales.shape == minima.shape == (out_features, num_blocks), (codes.shape, scales.shape, minima.shape)
+    halves = [_finite_halves(scales, "scale"), _finite_halves(minima, "minimum")]
+    num_bytes = -(-out_features // LANES) * num_blocks * _block_bytes(bits)
+    memory = np.zeros(num_bytes + _LINE_BYTES, np.uint8)
+    start = -memory.ctypes.data % _LINE_BYTES
+    memory = memory[start : start + num_bytes]
+    _pack_halves(*halves, bits, memory.view(np.uint16))
+    _pack_codes(np.ascontiguousarray(codes), bits, memory)
+    return BlockWeight(memory, out_features, in_features, bits)
+
+
+def _num_blocks(in_features: int) -> int:
+    if in_features % BLOCK:
+        raise ValueError(f"in_features {in_features} is not a multiple of {BLOCK}")
+    return in_features // BLOCK
+
+
+def _finite_halves(values: NDArray[np.float16] | NDArray[np.float32], name: str) -> NDArray[np.uint16]:
+    """The bits of the values in float16."""
+    with np.errstate(over="ignore"):
+        halves = np.ascontiguousarray(values, np.float16)
+    finite = np.isfinite(halves)
+    if not finite.all():
+        row, block = np.argwhere(~finite)[0]
+        raise ValueError(f"the {name} {values[row, block]} of row {row}, block {block} is not finite in float16")
+    return halves.view(np.uint16)
+
+
+@inlined
+def _block_bytes(bits: int) -> int:
+    return 64 + 64 * bits
+
+
+@kernel
+def _pack_halves(scales: Array, minima: Array, bits: int, memory: Array) -> None:
+    """Write scales and minima (out, blocks) into `memory`, which is seen as uint16 here."""
+    out_features, num_blocks = scales.shape
+    pitch = _block_bytes(bits) // 2
+    for n in range(out_features):
+        at = n // LANES * num_blocks * pitch + n % LANES
+        for block in range(num_blocks):
+            memory[at] = scales[n, block]
+            memory[at + LANES] = minima[n, block]
+            at += pitch
+
+
+@kernel
+def _pack_codes(codes: Array, bits: int, memory: Array) -> None:
+    """Write codes (out, in) into `memory`."""
+    out_features, in_features = codes.shape
+    tile_bytes = in_features // BLOCK * _block_bytes(bits)
+    for n in range(out_features):
+        at = n // LANES * tile_bytes + _HEADER_BYTES + 4 * (n % LANES)
+        for block in range(0, in_features, BLOCK):
+            for i in range(bits):
+                for j in range(4):
+                    k = block + 4 * i + j
+                    code = codes[n, k]
+                    if bits == 4:
+                        code |= codes[n, k + BLOCK // 2] << 4
+                    memory[at + _LINE_BYTES * i + j] = code
+            at += _block_bytes(bits)
+
+
+@inlined
+def _half(bits: int) -> np.float32:
+    """float32 of a finite float16, by its bits."""
+    magnitude = np.int32((np.int32(bits) & 0x7FFF) << 13).view(np.float32) * _HALF_BIAS
+    return -magnitude if bits & 0x8000 else magnitude
+
+
+@kernel
+def _read_rows(memory: Array, halves: Array, bits: int, ids: Array, rows: Array) -> None:
+    """Write the weight's rows `ids` into `rows`; `halves` is `memory` seen as uint16."""
+    num_blocks = rows.shape[1] // BLOCK
+    for t in range(len(ids)):
+        at = ids[t] // LANES * num_blocks * _block_bytes(bits)
+        lane = ids[t] % LANES
+        for block in range(num_blocks):
+            scale, minimum = _half(halves[at // 2 + lane]), _half(halves[at // 2 + LANES + lane])
+            for i in range(bits):
+                for j in range(4):
+                    code = memory[at + _HEADER_BYTES + _LINE_BYTES * i + 4 * lane + j]
+                    k = BLOCK * block + 4 * i + j
+                    if bits == 4:
+                        rows[t, k] = scale * np.float32(code & 15) + minimum
+                        rows[t, k + BLOCK // 2] = scale * np.float32(code >> 4) + minimum
+                    else:
+                        rows[t, k] = scale * np.float32(code) + minimum
+            at += _block_bytes(bits)
