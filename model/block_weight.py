@@ -1,4 +1,4 @@
-"""Weights as integers in blocks of 32 inputs, each with a scale and a minimum: how they lie in memory, and packing them.
+"""Weights as integers in blocks of 32 inputs that share a scale and a minimum: their layout in memory, and packing.
 
 The kernels take 16 outputs at once, so those stand side by side: tiles of 16 outputs after one another; in a tile its
 blocks in the order of inputs; in a block 16 scales and 16 minima in float16, then lines of 64 bytes.
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from model.jit import inlined, kernel
-from model.simd import Array
+from model.simd import WIDTH, Array, add, load, max_lanes, maximum, multiply, splat, subtract, sum_lanes
 
 BLOCK = 32
 """Inputs that share a scale and a minimum."""
@@ -25,6 +26,7 @@ LANES = 16
 _LINE_BYTES = 64
 _HEADER_BYTES = 4 * LANES
 """Of a block: scales, then minima."""
+_LEVELS = 255
 _HALF_BIAS = np.float32(2.0**112)
 """float16's exponents, read as float32's, are less by this factor."""
 
@@ -72,14 +74,40 @@ def pack_blocks(
     out_features, in_features = codes.shape
     num_blocks = _num_blocks(in_features)
     assert scales.shape == minima.shape == (out_features, num_blocks), (codes.shape, scales.shape, minima.shape)
-    halves = [_finite_halves(scales, "scale"), _finite_halves(minima, "minimum")]
+    minimum_bits, scale_bits = _finite_halves(minima, "minimum"), _finite_halves(scales, "scale")
     num_bytes = -(-out_features // LANES) * num_blocks * _block_bytes(bits)
     memory = np.zeros(num_bytes + _LINE_BYTES, np.uint8)
     start = -memory.ctypes.data % _LINE_BYTES
     memory = memory[start : start + num_bytes]
-    _pack_halves(*halves, bits, memory.view(np.uint16))
+    _pack_halves(scale_bits, minimum_bits, bits, memory.view(np.uint16))
     _pack_codes(np.ascontiguousarray(codes), bits, memory)
     return BlockWeight(memory, out_features, in_features, bits)
+
+
+def quantise_blocks(weight: Tensor) -> BlockWeight:
+    """Quantise a weight (out, in) of any float type to 8 bits; no element is off by more than half its block's scale.
+
+    Minima are rounded down to float16 and scales up, so that 256 codes span each block whatever the rounding does.
+    Raises ValueError where `in` is not a multiple of 32, or an element is not finite or too large for float16.
+    """
+    out_features, in_features = weight.shape
+    num_blocks = _num_blocks(in_features)
+    values = weight.float().contiguous().numpy()
+    lowest, highest = np.empty((2, out_features, num_blocks), np.float32)
+    _find_ranges(values, lowest, highest)
+    with np.errstate(over="ignore", invalid="ignore"):  # pack_blocks refuses what is not finite
+        minima = _rounded_towards(-np.inf, lowest)
+        scales = _rounded_towards(np.inf, (highest - minima.astype(np.float32)) / np.float32(_LEVELS))
+    codes = np.empty((out_features, in_features), np.uint8)
+    _round_to_codes(values, scales.astype(np.float32), minima.astype(np.float32), codes)
+    return pack_blocks(codes, scales, minima, bits=8)
+
+
+def _rounded_towards(bound: float, values: NDArray[np.float32]) -> NDArray[np.float16]:
+    """The next float16 in the direction of an infinity."""
+    halves = values.astype(np.float16)
+    passed = halves < values if bound > 0 else halves > values
+    return np.where(passed, np.nextafter(halves, np.float16(bound)), halves)
 
 
 def _num_blocks(in_features: int) -> int:
@@ -95,7 +123,7 @@ def _finite_halves(values: NDArray[np.float16] | NDArray[np.float32], name: str)
     finite = np.isfinite(halves)
     if not finite.all():
         row, block = np.argwhere(~finite)[0]
-        raise ValueError(f"the {name} {values[row, block]} of row {row}, block {block} is not finite in float16")
+        raise ValueError(f"row {row}, block {block}: the {name} {values[row, block]} is not finite in float16")
     return halves.view(np.uint16)
 
 
@@ -133,6 +161,33 @@ def _pack_codes(codes: Array, bits: int, memory: Array) -> None:
                         code |= codes[n, k + BLOCK // 2] << 4
                     memory[at + _LINE_BYTES * i + j] = code
             at += _block_bytes(bits)
+
+
+@kernel
+def _find_ranges(values: Array, lowest: Array, highest: Array) -> None:
+    """Write the bounds of each block of `values` (out, in); the lower is NaN where an element is not finite."""
+    out_features, num_blocks = lowest.shape
+    zero = splat(np.float32(0))
+    for n in range(out_features):
+        for block in range(num_blocks):
+            start = (n * num_blocks + block) * BLOCK
+            a, b = load(values, start), load(values, start + WIDTH)
+            odd = sum_lanes(add(multiply(a, zero), multiply(b, zero)))
+            lowest[n, block] = odd - max_lanes(maximum(subtract(zero, a), subtract(zero, b)))
+            highest[n, block] = max_lanes(maximum(a, b))
+
+
+@kernel
+def _round_to_codes(values: Array, scales: Array, minima: Array, codes: Array) -> None:
+    """codes = (values - minima) / scales, rounded; values and codes (out, in), scales and minima (out, in / 32)."""
+    out_features, in_features = values.shape
+    for n in range(out_features):
+        for block in range(in_features // BLOCK):
+            scale, minimum = scales[n, block], minima[n, block]
+            inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
+            for k in range(block * BLOCK, (block + 1) * BLOCK):
+                steps = (values[n, k] - minimum) * inverse
+                codes[n, k] = np.uint8(min(max(steps, np.float32(0)), np.float32(_LEVELS)) + np.float32(0.5))
 
 
 @inlined
