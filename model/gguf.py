@@ -81,13 +81,9 @@ class GgufFile:
         """Return a tensor, or its part `index` along the slowest dimension, dequantised to float32, in memory of its
         own."""
         tensor = self.tensors[name]
-        shape, stored = tensor.shape, self._stored(tensor)
-        if index is not None:
-            shape, stored = shape[1:], stored.reshape(shape[0], -1)[index]
         with np.errstate(all="ignore"):  # damaged scales may be infinite
-            values = gguf.dequantize(
-                stored.reshape(*shape[:-1], -1), gguf.GGMLQuantizationType(tensor.type_id)
-            ).reshape(shape)
+            values = gguf.dequantize(self.stored_rows(name, index), gguf.GGMLQuantizationType(tensor.type_id))
+        values = values.reshape(tensor.shape if index is None else tensor.shape[1:])
         # Stored float32 is not copied by the dequantisation, and would be read-only here.
         return torch.from_numpy(values if values.flags.writeable else np.array(values))
 
@@ -97,10 +93,16 @@ class GgufFile:
         dtype = _HALF_TYPES.get(tensor.type_id)
         if dtype is None:
             return self.read(name)
-        return torch.from_numpy(np.array(self._stored(tensor))).view(dtype).reshape(tensor.shape)
+        return torch.from_numpy(np.array(self.stored_rows(name))).view(dtype).reshape(tensor.shape)
 
-    def _stored(self, tensor: GgufTensor) -> npt.NDArray[np.uint8]:
-        return self._bytes[tensor.start : tensor.start + tensor.num_bytes]
+    def stored_rows(self, name: str, index: int | None = None) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a tensor, or of its part `index` along the slowest dimension, as the file has them.
+
+        They are read-only, of the tensor's shape but for the fastest dimension: bytes of a row instead of elements.
+        """
+        tensor = self.tensors[name]
+        rows = self._bytes[tensor.start : tensor.start + tensor.num_bytes].reshape(*tensor.shape[:-1], -1)
+        return rows if index is None else rows[index]
 
 
 def is_gguf(path: Path) -> bool:

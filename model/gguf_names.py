@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
+from model.block_weight import BlockWeight, pack_blocks, quantise_blocks
 from model.config import CheckpointError, ModelConfig
 from model.gguf import GgufFile
+from model.gguf_blocks import block_codes, has_blocks
 
 ROPE_DIVISORS = "rope_freqs.weight"
 """Read with the configuration; it has no counterpart in Hugging Face's files."""
@@ -105,15 +107,44 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         tensor = self._file.read(place.name, place.expert)
         if self._norm_offset and name.endswith("norm.weight"):
             return tensor - self._norm_offset
-        match = _IN_BLOCK.fullmatch(place.name)
-        num_heads = self._interleaved_heads.get(match[2]) if match else None
+        num_heads = self._num_interleaved_heads(place)
         return tensor if num_heads is None else separate_halves(tensor, num_heads)
+
+    def blocks(self, name: str) -> BlockWeight:
+        """Return a weight (out, in) with its codes as stored where its type has some, else quantised.
+
+        Raises CheckpointError where `in` is not a multiple of 32, or an element is not finite or too large for float16.
+        """
+        place = self._places[name]
+        stored = self._file.stored_rows(place.name, place.expert)
+        if (num_heads := self._num_interleaved_heads(place)) is not None:
+            stored = stored[separate_halves(torch.arange(len(stored)), num_heads).numpy()]
+        out_features, in_features = self._shape(place)
+        codes = block_codes(self._file.tensors[place.name].type_id, stored, (out_features, in_features))
+        try:
+            return quantise_blocks(self[name]) if codes is None else pack_blocks(*codes)
+        except ValueError as error:
+            raise CheckpointError(f"{self._file.path}: tensor {place.name}: {error}") from error
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
     def __len__(self) -> int:
         return len(self._places)
+
+    @property
+    def is_block_quantised(self) -> bool:
+        """Whether most bytes of the layers' matrices are of types whose codes `blocks` keeps."""
+        kept = other = 0
+        for name in {place.name for own, place in self._places.items() if own.startswith("model.layers.")}:
+            tensor = self._file.tensors[name]
+            if len(tensor.shape) == 1:
+                continue
+            if has_blocks(tensor.type_id):
+                kept += tensor.num_bytes
+            else:
+                other += tensor.num_bytes
+        return kept > other
 
     @property
     def num_bytes(self) -> int:
@@ -126,6 +157,23 @@ class GgufWeights(Mapping[str, torch.Tensor]):
         """The shape of each tensor, without reading it."""
         return {name: self._shape(place) for name, place in self._places.items()}
 
+    def _num_interleaved_heads(self, place: _Place) -> int | None:
+        match = _IN_BLOCK.fullmatch(place.name)
+        return self._interleaved_heads.get(match[2]) if match else None
+
     def _shape(self, place: _Place) -> tuple[int, ...]:
         shape = self._file.tensors[place.name].shape
         return shape if place.expert is None else shape[1:]
+
+
+def load_blocks(tensors: Mapping[str, torch.Tensor], name: str) -> BlockWeight:
+    """Return the weight (out, in) of a checkpoint in blocks: codes that a GGUF file has, else quantised to 8 bits.
+
+    Raises CheckpointError where `in` is not a multiple of 32, or an element is not finite or too large for float16.
+    """
+    if isinstance(tensors, GgufWeights):
+        return tensors.blocks(name)
+    try:
+        return quantise_blocks(tensors[name])
+    except ValueError as error:
+        raise CheckpointError(f"tensor {name}: {error}") from error

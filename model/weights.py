@@ -44,6 +44,11 @@ class Checkpoint:
     eog_ids: frozenset[int]
     """The tokens that the checkpoint's metadata says end generation; the tokenizer may know more."""
 
+    @property
+    def is_block_quantised(self) -> bool:
+        """Whether most bytes of the layers' matrices are codes that `load_blocks` keeps (model/gguf_names.py)."""
+        return isinstance(self.tensors, GgufWeights) and self.tensors.is_block_quantised
+
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Open a directory with config.json and safetensors (or one of those files), or a GGUF file.
