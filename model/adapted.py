@@ -9,7 +9,6 @@ from torch import Tensor
 
 from model.linear import Linear
 from model.lora import LoraStack
-from model.scaled_rows import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +19,7 @@ class AdaptedLinear:
     """The projection's, 'layers.0.qkv'."""
     linear: Linear
 
-    def __call__(self, x: Rows, lora: LoraStack | None) -> Rows:
+    def __call__(self, x: Tensor, lora: LoraStack | None) -> Tensor:
         """Return what the list (None: the base model) makes of x (T, in): (T, out)."""
         y = self.linear(x)
         if lora is not None:

@@ -9,9 +9,7 @@ import torch
 from model.attention import Attention, DenseAttention
 from model.attention_cpu import PagedAttention
 from model.attention_flash import AttentionUnavailable, cuda_attention
-from model.attention_int8 import Int8Attention
 from model.kernels_cpu import CpuOps
-from model.kernels_int8 import Int8Ops
 from model.layers import Ops, TorchOps
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -35,29 +33,21 @@ class Backend:
     attention: Attention
     packed: bool
     """Whether matrix products run on oneDNN's prepacked weights, which treat a row alike in every batch."""
-    int8: bool = False
-    """Whether the products of layers are in int8, and their operands `ScaledRows`; `dtype` is then that of all else."""
 
     def in_head_dtype(self) -> "Backend":
-        """Return the backend that computes the head: in another dtype, and never in int8."""
-        return replace(self, dtype=self.head_ops.dtype, ops=self.head_ops, int8=False)
-
-    def without_int8(self) -> "Backend":
-        """Return the backend that computes the same in `dtype` throughout: this one, or that which int8 builds on."""
-        return _cpu_backend(None) if self.int8 else self
+        """Return the backend that computes the head: this one in the head's dtype."""
+        return replace(self, dtype=self.head_ops.dtype, ops=self.head_ops)
 
 
 def choose_backend(device: str = "auto", dtype: str = "auto") -> Backend:
     """Return the fastest backend that is right on this machine.
 
-    device: auto, cpu or cuda; dtype: auto, float32, bfloat16, float16 or int8. Raises BackendError.
+    device: auto, cpu or cuda; dtype: auto, float32, bfloat16 or float16. Raises BackendError.
     """
-    if dtype not in ("auto", "int8", *_DTYPES):
-        raise BackendError(f"dtype is {dtype!r}, choose auto, {', '.join(_DTYPES)}, int8")
+    if dtype not in ("auto", *_DTYPES):
+        raise BackendError(f"dtype is {dtype!r}, choose auto, {', '.join(_DTYPES)}")
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() and dtype != "int8" else "cpu"
-    if dtype == "int8":
-        return _int8_backend(device)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     match device:
         case "cpu":
             return _cpu_backend(_DTYPES.get(dtype))
@@ -85,17 +75,6 @@ def _cpu_backend(dtype: torch.dtype | None) -> Backend:
     return Backend(torch.device("cpu"), dtype, CpuOps(dtype), CpuOps(torch.float32), PagedAttention(), packed)
 
 
-def _int8_backend(device: str) -> Backend:
-    if device != "cpu":
-        raise BackendError(f"dtype int8 is not computed on {device}, choose cpu, or another dtype")
-    backend = _cpu_backend(None)
-    # Without these instructions oneDNN adds pairs of products in 16 bits, where they may overflow.
-    if not backend.packed or not _has_cpu_flag("avx512_vnni", "amx_int8"):
-        raise BackendError("dtype int8 needs AVX-512 VNNI or AMX, choose auto or float32")
-    ops, attention = Int8Ops(backend.dtype), Int8Attention(backend.attention)
-    return replace(backend, ops=ops, attention=attention, int8=True)
-
-
 def _cuda_backend(dtype: torch.dtype | None) -> Backend:
     if not torch.cuda.is_available():
         raise BackendError(
@@ -115,10 +94,6 @@ def _cuda_backend(dtype: torch.dtype | None) -> Backend:
 
 def _multiplies_bfloat16() -> bool:
     """Whether the CPU has bfloat16 products in hardware, which make them twice as fast as float32's, not slower."""
-    return _has_cpu_flag("avx512_bf16", "amx_bf16")
-
-
-def _has_cpu_flag(*names: str) -> bool:
     cpuinfo = Path("/proc/cpuinfo")
     words = set(cpuinfo.read_text(encoding="utf-8").split()) if cpuinfo.exists() else set()
-    return not words.isdisjoint(names)
+    return not words.isdisjoint({"avx512_bf16", "amx_bf16"})

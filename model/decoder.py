@@ -8,7 +8,7 @@ whose logits the tests compare.
 T tokens in the step, H query heads, K KV heads, h head size, D hidden, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -23,35 +23,24 @@ from model.kv_cache import KVCache
 from model.layers import RotaryTable
 from model.lora import Adaptable, LoraStack
 from model.rope import local_rope_config, rope_attention_factor, rope_frequencies
-from model.smoothed_layers import load_layers
 
 
 class Decoder:
     """A model ready to run on one backend: token ids and paged KV in, logits out."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        tensors: Mapping[str, Tensor],
-        backend: Backend,
-        calibration: Sequence[Sequence[int]] = (),
-    ) -> None:
-        """Lay out the weights, a checked checkpoint's `tensors` by Hugging Face's names in any dtype, one at a time.
-
-        With `calibration`, prompts as token ids, they are smoothed for int8 (model/smoothing.py). Raises BackendError
-        for a model that the backend does not cover.
-        """
+    def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], backend: Backend) -> None:
+        """Lay out the weights, a checked checkpoint's `tensors` by Hugging Face's names in any dtype, one at a time."""
         self.config = config
         self.backend = backend
         in_layers = (projection for i in range(config.num_layers) for projection in layer_projections(config, i))
         self.projections = (*in_layers, head_projection(config))
         """The matrix products that adapters can touch."""
+        self.adaptable = Adaptable(self.projections, config.vocab_size, config.hidden_size)
         self.module_shapes = {module: (out, p.in_features) for p in self.projections for module, out in p.parts}
         """(out, in) of each module that adapters can touch, by its path."""
         loader = WeightLoader(config, tensors, backend)
         self._embedding = loader.embedding()  # (V + 1, D)
-        self._layers, smoothing = load_layers(config, tensors, backend, self._embedding, calibration)
-        self.adaptable = Adaptable(self.projections, config.vocab_size, config.hidden_size, smoothing)
+        self._layers = [loader.layer(i) for i in range(config.num_layers)]
         self._norm = loader.norm("model.norm")  # (D,)
         self._head = loader.head(self._embedding)  # D → V
         self._rotary = _rotary_table(config, backend.device)
@@ -98,7 +87,7 @@ class Decoder:
 
     def _logits(self, x: Tensor, lora: LoraStack | None) -> Tensor:
         """Return the logits (S, V) or wider, float32, for x (S, D)."""
-        logits: Tensor = self._head(x, lora).float()
+        logits = self._head(x, lora).float()
         if lora is not None:
             logits = lora.extend_logits(logits, x)
         cap = self.config.logit_softcap

@@ -54,11 +54,6 @@ def head_projection(config: ModelConfig) -> Projection:
     return Projection("head", config.hidden_size, (("lm_head", config.vocab_size),), in_head_dtype=True)
 
 
-def mlp_norm_module(config: ModelConfig, i: int) -> str:
-    """Return the path of the norm before the MLP of layer i."""
-    return f"model.layers.{i}." + ("pre_feedforward_layernorm" if config.sandwich_norms else "post_attention_layernorm")
-
-
 def _attention_projections(config: ModelConfig, i: int) -> tuple[Projection, Projection]:
     q_out, kv_out = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     path = f"model.layers.{i}.self_attn"
@@ -104,6 +99,7 @@ class WeightLoader:
         config, path = self._config, f"model.layers.{i}"
         qkv, o = _attention_projections(config, i)
         has_sandwich, has_qk_norm = config.sandwich_norms, config.qk_norm
+        mlp_norm = "pre_feedforward_layernorm" if has_sandwich else "post_attention_layernorm"
         return Layer(
             window=config.window(i),
             attention_norm=self.norm(f"{path}.input_layernorm"),
@@ -112,7 +108,7 @@ class WeightLoader:
             k_norm=self.norm(f"{path}.self_attn.k_norm", config.head_dim) if has_qk_norm else None,
             o=self._linear(o, config.o_bias),
             attention_out_norm=self.norm(f"{path}.post_attention_layernorm") if has_sandwich else None,
-            mlp_norm=self.norm(mlp_norm_module(config, i)),
+            mlp_norm=self.norm(f"{path}.{mlp_norm}"),
             mlp=self._mlp(i),
             mlp_out_norm=self.norm(f"{path}.post_feedforward_layernorm") if has_sandwich else None,
         )
@@ -157,7 +153,7 @@ class WeightLoader:
 
     def _linear(self, projection: Projection, has_bias: bool) -> AdaptedLinear:
         backend = self._backend.in_head_dtype() if projection.in_head_dtype else self._backend
-        device, dtype = backend.device, torch.float32 if backend.int8 else backend.dtype
+        device, dtype = backend.device, backend.dtype
         num_rows = sum(size for _, size in projection.parts)
         weight = torch.empty(num_rows, projection.in_features, device=device, dtype=dtype)
         bias = torch.empty(num_rows, device=device, dtype=dtype) if has_bias else None

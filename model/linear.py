@@ -3,8 +3,6 @@
 On CPUs the weights are reordered once into oneDNN's blocked layout. Those products give a row the same bits whatever
 its neighbours (compared up to 2048 rows), which plain `linear` does not; serial equivalence rests on it.
 
-Those in int8 are in model/int8_linear.py.
-
 T tokens in the step.
 """
 
@@ -15,25 +13,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model.backend import Backend
-from model.int8_linear import Int8Linear
-from model.scaled_rows import Rows
 
 
 class Linear(Protocol):
-    """A fixed linear map. Inputs are contiguous (T, in_features), as the backend's operations make them."""
+    """A fixed linear map. Inputs are contiguous (T, in_features) in the compute dtype."""
 
     in_features: int
     out_features: int
 
-    def __call__(self, x: Rows) -> Rows:
+    def __call__(self, x: Tensor) -> Tensor:
         """Return W x + b, (T, out_features)."""
         ...
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None, backend: Backend) -> Linear:
     """Lay out a weight (out, in) and an optional bias (out,) of any dtype for `backend`. The originals can be freed."""
-    if backend.int8:
-        return Int8Linear(weight, bias, backend.dtype)
     weight = weight.to(backend.device, backend.dtype).contiguous()
     bias = None if bias is None else bias.to(backend.device, backend.dtype).contiguous()
     return PackedLinear(weight, bias) if backend.packed else PlainLinear(weight, bias)

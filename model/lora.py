@@ -11,7 +11,7 @@ or a projection's features.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,8 +20,6 @@ from model.adapter import Adapter
 from model.backend import Backend
 from model.layers import LowRank
 from model.lora_sum import sum_of_deltas
-from model.scaled_rows import Rows
-from model.smoothing import Smoothing
 from model.token_rows import EmbeddingLowRank, EmbeddingRows, HeadRows
 
 
@@ -45,8 +43,6 @@ class Adaptable:
     """That of the head is called 'head'."""
     vocab_size: int
     hidden_size: int
-    smoothing: Smoothing = field(default_factory=Smoothing)
-    """How its weights differ from those that adapters are made for."""
 
 
 class LoraStack:
@@ -74,11 +70,12 @@ class LoraStack:
         """Whether the list changes the projection at all."""
         return name in self._projections
 
-    def add_to(self, name: str, y: Rows, x: Rows) -> None:
+    def add_to(self, name: str, y: Tensor, x: Tensor) -> None:
         """Turn the base model's `y` into the list's, in place, for projection `name`; nothing where the list does not
         touch it.
 
-        x (T, in) is what the product read, y (T, out) what it gave; contiguous.
+        x (T, in), what the product read, and y (T, out), what it gave, are contiguous and in the compute dtype, or the
+        head's for a projection computed in that.
         """
         change = self._projections.get(name)
         if change is not None:
@@ -125,7 +122,7 @@ def stack_adapters(scaled: Sequence[tuple[Adapter, float]], adaptable: Adaptable
     return LoraStack(
         vocab_size=max(adaptable.vocab_size, *(adapter.vocabulary_end for adapter, _ in scaled)),
         projections=_projections(scaled, adaptable, backend),
-        norms=_norms(scaled, adaptable.smoothing, backend),
+        norms=_norms(scaled, backend),
         embedding=embedding,
         head=HeadRows(head, adaptable.vocab_size, backend) if any(len(rows.ids) for rows, _ in head) else None,
     )
@@ -136,16 +133,15 @@ def _projections(scaled: Sequence[tuple[Adapter, float]], adaptable: Adaptable, 
     for projection in adaptable.projections:
         change = sum_of_deltas(scaled, projection.in_features, projection.parts)
         if change is not None:
-            change = adaptable.smoothing.of_change(projection.name, change)
             ops = backend.head_ops if projection.in_head_dtype else backend.ops
             changes[projection.name] = ops.low_rank(change.a, change.b, change.gain, change.offset)
     return changes
 
 
-def _norms(scaled: Sequence[tuple[Adapter, float]], smoothing: Smoothing, backend: Backend) -> dict[str, Tensor]:
+def _norms(scaled: Sequence[tuple[Adapter, float]], backend: Backend) -> dict[str, Tensor]:
     sums: dict[str, Tensor] = {}
     for adapter, scale in scaled:
         for module, change in adapter.norms.items():
             term = change.to(backend.device, torch.float32) * scale
             sums[module] = sums[module] + term if module in sums else term
-    return {module: smoothing.of_norm(module, change) for module, change in sums.items()}
+    return sums

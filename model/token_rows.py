@@ -26,7 +26,7 @@ class EmbeddingLowRank:
         """Use each A where it lies, in its own precision: it is as large as the vocabulary."""
         self._tables = [delta.a.to(backend.device) for delta, _ in scaled]  # (V, R of the adapter) each
         b = torch.cat([delta.b.float() * (scale * delta.factor) for delta, scale in scaled], dim=1)  # (D, R)
-        self._b = pack_linear(b, None, replace(backend, dtype=torch.float32, int8=False))
+        self._b = pack_linear(b, None, replace(backend, dtype=torch.float32))
         copies = [table for table, (delta, _) in zip(self._tables, scaled, strict=True) if table is not delta.a]
         self.num_bytes = b.nbytes + sum(table.nbytes for table in copies)
 

@@ -8,7 +8,6 @@ import torch
 
 from model.adapter import BaseWeights
 from model.backend import choose_backend
-from model.calibration_text import calibration_prompts
 from model.chat_template import ChatTemplate
 from model.decoder import Decoder
 from model.kv_cache import KVCache
@@ -51,8 +50,7 @@ def load_engine(settings: Settings, previous: Engine | None = None) -> Engine:
     tokenizer = load_tokenizer(checkpoint)
     chat_template = choose_chat_template(settings, tokenizer)
     config = checkpoint.config
-    calibration = calibration_prompts(tokenizer, config.max_position) if backend.int8 else ()
-    decoder = Decoder(config, checkpoint.tensors, backend, calibration)
+    decoder = Decoder(config, checkpoint.tensors, backend)
     block_bytes = KVCache.bytes_per_block(config, backend.dtype)
     lora_cache = LoraCache((), decoder.adaptable, backend, settings.lora_cache_bytes)
     adapters = ModelAdapters(

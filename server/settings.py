@@ -191,12 +191,8 @@ class Settings(BaseSettings):
         Literal["auto", "cpu", "cuda"], flag("--device", help="auto: cuda where there is a usable card")
     ] = "auto"
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16", "int8"],
-        flag(
-            "--dtype",
-            help="auto: the fastest floating-point type that is right on this machine; int8: faster on CPUs with "
-            "AVX-512 VNNI or AMX, and less exact (docs/performance.md)",
-        ),
+        Literal["auto", "float32", "bfloat16", "float16"],
+        flag("--dtype", help="auto: the fastest that is right on this machine"),
     ] = "auto"
     kv_cache_bytes: Annotated[
         NonNegative,

@@ -5,12 +5,9 @@ import torch
 
 from model.attention import DenseAttention
 from model.attention_cpu import PagedAttention
-from model.attention_int8 import Int8Attention
 from model.backend import BackendError, choose_backend, reference_backend
 from model.kernels_cpu import CpuOps
-from model.kernels_int8 import Int8Ops
 from model.layers import TorchOps
-from tests.model.int8 import needs_int8
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -29,17 +26,6 @@ def test_auto_chooses_a_dtype_that_the_cpu_computes() -> None:
     assert backend.ops.dtype == backend.dtype
 
 
-@needs_int8
-def test_int8_is_computed_on_the_cpu_and_all_but_the_layers_products_as_by_default() -> None:
-    backend, default = choose_backend("auto", "int8"), choose_backend("cpu")
-    assert backend.device == torch.device("cpu")
-    assert (backend.int8, backend.dtype) == (True, default.dtype)
-    assert isinstance(backend.ops, Int8Ops)
-    assert isinstance(backend.attention, Int8Attention)
-    head = backend.in_head_dtype()
-    assert (head.int8, head.dtype, head.ops) == (False, torch.float32, backend.head_ops)
-
-
 def test_the_reference_is_plain_torch() -> None:
     backend = reference_backend(torch.bfloat16)
     assert isinstance(backend.ops, TorchOps)
@@ -51,8 +37,7 @@ def test_the_reference_is_plain_torch() -> None:
     ("device", "dtype", "message"),
     [
         ("tpu", "auto", "device is 'tpu', choose auto, cpu or cuda"),
-        ("cpu", "int4", "dtype is 'int4', choose auto, float32, bfloat16, float16, int8"),
-        ("cuda", "int8", "dtype int8 is not computed on cuda, choose cpu, or another dtype"),
+        ("cpu", "int8", "dtype is 'int8', choose auto, float32, bfloat16, float16"),
         ("cpu", "float16", "dtype float16 is not computed on cpu, choose auto, float32 or bfloat16"),
     ],
 )

@@ -16,7 +16,6 @@ from model.weights import load_checkpoint
 from scheduler.batch import Batch, Row, SamplingParams
 from scheduler.cohort import AdapterId
 from tests.model.decoding import generate
-from tests.model.int8 import needs_int8
 from tests.model.tiny import make_model
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -114,13 +113,6 @@ def test_the_key_of_the_batch_chooses_the_adapters(tiny: tuple[Decoder, PreTrain
 @pytest.mark.parametrize("num_blocks", [1, 12])
 def test_warming_up_fits_any_cache(tiny: tuple[Decoder, PreTrainedModel], num_blocks: int) -> None:
     new_runner(tiny[0], num_blocks).warm_up()
-
-
-@needs_int8
-def test_warming_up_works_in_int8_too(tmp_path: Path) -> None:
-    make_model("llama", tmp_path)
-    checkpoint = load_checkpoint(tmp_path)
-    new_runner(Decoder(checkpoint.config, checkpoint.tensors, choose_backend("cpu", "int8"))).warm_up()
 
 
 def test_warming_up_leaves_no_trace(tiny: tuple[Decoder, PreTrainedModel]) -> None:

@@ -17,7 +17,6 @@ from model.lora_cache import LoraCache
 from model.runner import ModelRunner
 from model.weights import load_checkpoint
 from tests.model.decoding import generate, logits_of, scattered_tables, whole
-from tests.model.int8 import needs_int8
 
 # "What is the capital of France, and what is it known for?" as a chat; the beginnings of a story and of a program.
 CHAT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 28, 284, 732, 314, 357, 1343, 327, 47, 2, 198, 1, 520, 9531, 198]
@@ -77,10 +76,9 @@ def test_greedy_tokens_are_those_of_transformers(weights: Weights) -> None:
         assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == tokens
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", pytest.param("int8", marks=needs_int8)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_token_has_the_same_bits_alone_in_a_batch_and_in_chunks(weights: Weights, dtype: str) -> None:
-    calibration = [CHAT, STORY] if dtype == "int8" else []
-    decoder = Decoder(weights.config, weights.tensors, choose_backend("cpu", dtype), calibration)
+    decoder = Decoder(weights.config, weights.tensors, choose_backend("cpu", dtype))
     prompts = [CHAT, STORY, PROGRAM, CHAT[1:], STORY[2:]]
     together = logits_of(decoder, prompts, [[len(prompt) - 1 for prompt in prompts], [1] * len(prompts)])
     for prompt, logits in zip(prompts, together, strict=True):

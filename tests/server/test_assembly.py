@@ -11,9 +11,6 @@ import torch
 from peft import LoraConfig
 from transformers import PreTrainedModel
 
-from model.calibration_text import calibration_prompts
-from model.tokenizer import load_tokenizer
-from model.weights import load_checkpoint
 from scheduler.admission import ArrivalQueue
 from scheduler.batch import SamplingParams
 from scheduler.fairness import FairnessSettings, FairQueue
@@ -24,7 +21,6 @@ from server.adapter_weights import AdapterWeight
 from server.assembly import choose_chat_template, load_engine
 from server.settings import Settings
 from tests.model.adapter_makers import attach, make_peft_adapter, set_scales
-from tests.model.int8 import needs_int8
 from tests.model.tiny import CHAT_TEMPLATE, make_model
 from tests.server.fakes import FakeExecutor, byte_tokenizer, current_key, fake_engine, fake_settings
 from tests.server.live import LiveServer
@@ -143,24 +139,6 @@ def test_the_engine_tells_what_it_serves(files: Files) -> None:
 def test_what_cannot_be_loaded_is_named(files: Files, changes: dict[str, object], part: str) -> None:
     with pytest.raises((ValueError, OSError), match=part):
         load_engine(settings_of(files, **changes))
-
-
-@needs_int8
-def test_int8_serves_with_smoothed_weights_and_adapters(files: Files) -> None:
-    with LiveServer(load_engine, settings_of(files, dtype="int8")) as server, server.client() as client:
-        lists = [[{"id": 0, "scale": first}, {"id": 1, "scale": second}] for first in (0, 1) for second in (0, 1)]
-        alone = [ask(client, lora) for lora in lists]
-        assert [len(tokens) for tokens in alone] == [NUM_TOKENS] * len(lists)
-        assert [ask(client, lora) for lora in lists] == alone
-
-
-@needs_int8
-def test_int8_is_calibrated_by_the_text_that_comes_with_the_package(files: Files) -> None:
-    checkpoint = load_checkpoint(files.model)
-    prompts = calibration_prompts(load_tokenizer(checkpoint), 64)
-    assert len(prompts) > 5
-    assert all(0 < len(prompt) <= 64 for prompt in prompts)
-    assert calibration_prompts(load_tokenizer(checkpoint), 10**6)[0] != prompts[0]
 
 
 def test_weights_reach_the_scheduler_by_the_adapters_names(files: Files) -> None:

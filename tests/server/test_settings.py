@@ -61,7 +61,6 @@ def test_the_defaults_are_the_documented_ones() -> None:
         (["--no-slots"], "slots", False),
         (["--temp", "0"], "temp", 0.0),
         (["--dtype", "float32"], "dtype", "float32"),
-        (["--dtype", "int8"], "dtype", "int8"),
         (["--api-key-file", "keys"], "api_key_file", Path("keys")),
         (["--chat-template", "{{ messages }}"], "chat_template", "{{ messages }}"),
         (["--shutdown-grace", "1.5"], "shutdown_grace", 1.5),
