@@ -12,8 +12,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model.scaled_rows import Rows
-
 
 @dataclass(frozen=True, slots=True)
 class AttentionStep:
@@ -38,11 +36,11 @@ class Attention(Protocol):
 
     def attend(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, step: AttentionStep, scale: float, window: int | None
-    ) -> Rows:
+    ) -> Tensor:
         """Return softmax(scale · q kᵀ) v for every token of the step.
 
         q (T, H, h) and the caches (N, P, K, h) have one dtype; query head i reads KV head i // (H / K). With a window w
-        a query at position p sees positions p - w + 1 … p. Returns (T, H · h), in q's dtype where it is a Tensor.
+        a query at position p sees positions p - w + 1 … p. Returns (T, H · h) in q's dtype.
         """
         ...
 

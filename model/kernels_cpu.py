@@ -16,8 +16,7 @@ from model.arrays import as_array
 from model.jit import compiled, inlined, kernel
 from model.layers import LowRank
 from model.lora_cpu import CpuLowRank
-from model.rows_cpu import NONE, activated, add_to_residual, factor_of, rms_scale
-from model.scaled_rows import Rows, ScaledRows
+from model.rows_cpu import NONE, activated, add_to_residual, rms_scale
 from model.simd import WIDTH, Array, add, load_upto, multiply, splat, store_upto, subtract
 from model.team import Counter, fetch_add, run_in_team
 
@@ -30,32 +29,32 @@ _FLOATS, _SLOTS = elements_of(torch.float32), elements_of(torch.int64)
 
 
 class CpuOps:
-    """`Ops` for bfloat16 and float32 on CPUs; what products give may also be `ScaledRows` with values of that dtype."""
+    """`Ops` for bfloat16 and float32 on CPUs."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
 
     def add_rms_norm(
-        self, residual: Tensor, y: Rows | None, weight: Tensor, eps: float, y_norm: Tensor | None = None
-    ) -> Rows:
+        self, residual: Tensor, y: Tensor | None, weight: Tensor, eps: float, y_norm: Tensor | None = None
+    ) -> Tensor:
         assert residual.dtype == weight.dtype == torch.float32
         out = torch.empty(residual.shape, dtype=self.dtype)
-        addend, scales = as_arrays(out if y is None else y)  # (T, D), (T,)
+        addend = as_array(out if y is None else y)  # (T, D)
         _add_rms_norm(
-            as_array(residual), addend, scales, y is not None, NONE if y_norm is None else as_array(y_norm),
+            as_array(residual), addend, y is not None, NONE if y_norm is None else as_array(y_norm),
             as_array(weight), eps, as_array(out), threads_for(out),
         )  # fmt: skip
         return out
 
-    def silu_mul(self, gate_up: Rows) -> Rows:
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
         return _multiply_by_gate(gate_up, is_gelu=False)
 
-    def gelu_mul(self, gate_up: Rows) -> Rows:
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
         return _multiply_by_gate(gate_up, is_gelu=True)
 
     def rope_store(
         self,
-        qkv: Rows,
+        qkv: Tensor,
         cos: Tensor,
         sin: Tensor,
         q_norm: Tensor | None,
@@ -65,14 +64,13 @@ class CpuOps:
         v_cache: Tensor,
         slots: Tensor,
     ) -> Tensor:
-        heads, scales = parts_of(qkv)  # (T, (H + 2K) · h), (T,)
         N, P, K, h = k_cache.shape
-        T, H = heads.shape[0], heads.shape[1] // h - 2 * K
+        T, H = qkv.shape[0], qkv.shape[1] // h - 2 * K
         assert v_cache.shape == k_cache.shape
         dtype = self.dtype
         q = torch.empty(T, H, h, dtype=dtype)
         _rope_store(
-            elements_of(dtype), T, H, h, N, P, K, address_of(heads, dtype), *place_of(scales, torch.float32),
+            elements_of(dtype), T, H, h, N, P, K, address_of(qkv, dtype),
             address_of(cos, torch.float32), address_of(sin, torch.float32),
             *place_of(q_norm, torch.float32), *place_of(k_norm, torch.float32), eps,
             address_of(k_cache, dtype), address_of(v_cache, dtype), address_of(slots, torch.int64),
@@ -82,18 +80,6 @@ class CpuOps:
 
     def low_rank(self, a: Tensor, b: Tensor, gain: Tensor | None = None, offset: Tensor | None = None) -> LowRank:
         return CpuLowRank(a, b, gain, offset)
-
-
-def as_arrays(rows: Rows) -> tuple[Array, Array]:
-    """View the values (T, n) and the scales (T,) of rows; no scales where they are plain."""
-    if isinstance(rows, ScaledRows):
-        return as_array(rows.values), as_array(rows.scales)
-    return as_array(rows), NONE
-
-
-def parts_of(rows: Rows) -> tuple[Tensor, Tensor | None]:
-    """Return the values (T, n) and the scales (T,) of rows; no scales where they are plain."""
-    return (rows.values, rows.scales) if isinstance(rows, ScaledRows) else (rows, None)
 
 
 def threads_for(tensor: Tensor) -> int:
@@ -109,25 +95,23 @@ def _multiply_by_gate(gate_up: Tensor, is_gelu: bool) -> Tensor:
 
 @kernel
 def _add_rms_norm(
-    residual: Array, y: Array, y_scales: Array, has_y: bool, y_norm: Array, weight: Array, eps: float, out: Array,
-    num_threads: int,
-) -> None:  # fmt: skip
-    arguments = residual, y, y_scales, has_y, y_norm, weight, np.float32(eps), out, np.zeros(1, np.int64)
+    residual: Array, y: Array, has_y: bool, y_norm: Array, weight: Array, eps: float, out: Array, num_threads: int
+) -> None:
+    arguments = residual, y, has_y, y_norm, weight, np.float32(eps), out, np.zeros(1, np.int64)
     run_in_team(_add_rms_norm_rows, arguments, np.int32(num_threads))
 
 
 @compiled
 def _add_rms_norm_rows(
-    residual: Array, y: Array, y_scales: Array, has_y: bool, y_norm: Array, weight: Array, eps: np.float32, out: Array,
-    next_row: Counter,
-) -> None:  # fmt: skip
+    residual: Array, y: Array, has_y: bool, y_norm: Array, weight: Array, eps: np.float32, out: Array, next_row: Counter
+) -> None:
     T, D = residual.shape
     first = fetch_add(next_row, ROWS_AT_ONCE)
     while first < T:
         for t in range(first, min(first + ROWS_AT_ONCE, T)):
             if has_y:
-                add_to_residual(residual, y, factor_of(y_scales, t), y_norm, t * D, D, eps)
-            scale = splat(rms_scale(residual, t * D, D, eps, np.float32(1)))
+                add_to_residual(residual, y, y_norm, t * D, D, eps)
+            scale = splat(rms_scale(residual, t * D, D, eps))
             for d in range(0, D, WIDTH):
                 x = multiply(load_upto(residual, t * D + d, D - d), scale)
                 store_upto(out, t * D + d, multiply(x, load_upto(weight, d, D - d)), D - d)
@@ -154,25 +138,22 @@ def _gate_mul_rows(gate_up: Array, is_gelu: bool, out: Array, next_row: Counter)
 
 @kernel
 def _rope_store(
-    elements: Array, T: int, H: int, h: int, N: int, P: int, K: int, qkv_at: int, scales_at: int, scales_size: int,
+    elements: Array, T: int, H: int, h: int, N: int, P: int, K: int, qkv_at: int,
     cos_at: int, sin_at: int, q_norm_at: int, q_norm_size: int, k_norm_at: int, k_norm_size: int, eps: float,
     k_cache_at: int, v_cache_at: int, slots_at: int, q_at: int, num_threads: int,
 ) -> None:  # fmt: skip
     qkv, q = array_at(qkv_at, (T, (H + 2 * K) * h), elements), array_at(q_at, (T, H, h), elements)
-    scales = array_at(scales_at, (scales_size,), _FLOATS)
     cos, sin = array_at(cos_at, (T, h // 2), _FLOATS), array_at(sin_at, (T, h // 2), _FLOATS)
     q_norm, k_norm = array_at(q_norm_at, (q_norm_size,), _FLOATS), array_at(k_norm_at, (k_norm_size,), _FLOATS)
     k_cache, v_cache = array_at(k_cache_at, (N, P, K, h), elements), array_at(v_cache_at, (N, P, K, h), elements)
     slots = array_at(slots_at, (T,), _SLOTS)
-    arguments = (
-        qkv, scales, cos, sin, q_norm, k_norm, np.float32(eps), k_cache, v_cache, slots, q, np.zeros(1, np.int64)
-    )  # fmt: skip
+    arguments = qkv, cos, sin, q_norm, k_norm, np.float32(eps), k_cache, v_cache, slots, q, np.zeros(1, np.int64)
     run_in_team(_rope_store_rows, arguments, np.int32(num_threads))
 
 
 @compiled
 def _rope_store_rows(
-    qkv: Array, scales: Array, cos: Array, sin: Array, q_norm: Array, k_norm: Array, eps: np.float32,
+    qkv: Array, cos: Array, sin: Array, q_norm: Array, k_norm: Array, eps: np.float32,
     k_cache: Array, v_cache: Array, slots: NDArray[np.int64], q: Array, next_row: Counter,
 ) -> None:  # fmt: skip
     T, H, h = q.shape
@@ -181,32 +162,29 @@ def _rope_store_rows(
     while first < T:
         for t in range(first, min(first + ROWS_AT_ONCE, T)):
             row, page = t * (H + 2 * K) * h, slots[t] * K * h
-            factor = factor_of(scales, t)
             for i in range(H):
-                _rotate_head(qkv, row + i * h, factor, cos, sin, t, q_norm, eps, q, (t * H + i) * h, h)
+                _rotate_head(qkv, row + i * h, cos, sin, t, q_norm, eps, q, (t * H + i) * h, h)
             for i in range(K):
-                _rotate_head(qkv, row + (H + i) * h, factor, cos, sin, t, k_norm, eps, k_cache, page + i * h, h)
+                _rotate_head(qkv, row + (H + i) * h, cos, sin, t, k_norm, eps, k_cache, page + i * h, h)
             for d in range(0, K * h, WIDTH):
-                value = multiply(load_upto(qkv, row + (H + K) * h + d, K * h - d), splat(factor))
-                store_upto(v_cache, page + d, value, K * h - d)
+                store_upto(v_cache, page + d, load_upto(qkv, row + (H + K) * h + d, K * h - d), K * h - d)
         first = fetch_add(next_row, ROWS_AT_ONCE)
 
 
 @inlined
 def _rotate_head(
-    source: Array, start: int, factor: np.float32, cos: Array, sin: Array, t: int, norm: Array, eps: np.float32,
+    source: Array, start: int, cos: Array, sin: Array, t: int, norm: Array, eps: np.float32,
     target: Array, index: int, h: int,
 ) -> None:  # fmt: skip
     """Norm one head where `norm` has weights, rotate each pair (i, i + h/2) by token t's angle, and store the head."""
     half = h // 2
-    scale = splat(rms_scale(source, start, h, eps, factor) if norm.size else factor)
+    scale = splat(rms_scale(source, start, h, eps) if norm.size else np.float32(1))
     for d in range(0, half, WIDTH):
         count = half - d
         first, second = load_upto(source, start + d, count), load_upto(source, start + half + d, count)
-        first, second = multiply(first, scale), multiply(second, scale)
         if norm.size:
-            first = multiply(first, load_upto(norm, d, count))
-            second = multiply(second, load_upto(norm, half + d, count))
+            first = multiply(multiply(first, scale), load_upto(norm, d, count))
+            second = multiply(multiply(second, scale), load_upto(norm, half + d, count))
         c, s = load_upto(cos, t * half + d, count), load_upto(sin, t * half + d, count)
         store_upto(target, index + d, subtract(multiply(first, c), multiply(second, s)), count)
         store_upto(target, index + half + d, add(multiply(second, c), multiply(first, s)), count)

@@ -14,53 +14,48 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.scaled_rows import Rows
-
 
 class LowRank(Protocol):
     """A change of low rank, ready to be made to what a matrix product gives."""
 
     num_bytes: int
 
-    def add_to(self, y: Rows, x: Rows) -> None:
+    def add_to(self, y: Tensor, x: Tensor) -> None:
         """Turn `y` into gain ⊙ y + offset + B (A x), in place, in float32 with one rounding.
 
-        x (T, in) is what a matrix product read, y (T, out) what it gave; contiguous.
+        x (T, in), what a matrix product read, and y (T, out), what it gave, are contiguous and in the compute dtype.
         """
         ...
 
 
 class Ops(Protocol):
-    """What the decoder does between matrix products. Built for one compute dtype; treats every row by itself.
-
-    What the products of its backend give comes in as `Rows`, and what they read goes out.
-    """
+    """What the decoder does between matrix products. Built for one compute dtype; treats every row by itself."""
 
     dtype: torch.dtype
     """The compute dtype."""
 
     def add_rms_norm(
-        self, residual: Tensor, y: Rows | None, weight: Tensor, eps: float, y_norm: Tensor | None = None
-    ) -> Rows:
+        self, residual: Tensor, y: Tensor | None, weight: Tensor, eps: float, y_norm: Tensor | None = None
+    ) -> Tensor:
         """Add `y` to the residual stream in place and return the RMS norm of the sum, scaled by `weight`.
 
-        residual (T, D) float32, contiguous, modified; y (T, D), None where there is nothing to add;
+        residual (T, D) float32, contiguous, modified; y (T, D) compute dtype, None where there is nothing to add;
         weight (D,) float32; with y_norm (D,) float32 it is y's own RMS norm, scaled by that, which is added. Returns
-        (T, D).
+        (T, D) in the compute dtype.
         """
         ...
 
-    def silu_mul(self, gate_up: Rows) -> Rows:
-        """Return silu(gate) · up (T, F), for gate_up (T, 2F) with the gate in the first F columns."""
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """Return silu(gate) · up, for gate_up (T, 2F) with the gate in the first F columns, as (T, F) of its dtype."""
         ...
 
-    def gelu_mul(self, gate_up: Rows) -> Rows:
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
         """Return gelu(gate) · up in the same way, gelu in its tanh form."""
         ...
 
     def rope_store(
         self,
-        qkv: Rows,
+        qkv: Tensor,
         cos: Tensor,
         sin: Tensor,
         q_norm: Tensor | None,
@@ -72,7 +67,7 @@ class Ops(Protocol):
     ) -> Tensor:
         """Rotate queries and keys, write keys and values of every token into the cache, return the queries.
 
-        qkv (T, (H + 2K) · h); cos, sin (T, h/2) float32, pairing component i with i + h/2; q_norm, k_norm
+        qkv (T, (H + 2K) · h) compute dtype; cos, sin (T, h/2) float32, pairing component i with i + h/2; q_norm, k_norm
         (h,) float32 weights of a per-head RMS norm before the rotation, or both None; k_cache, v_cache (N, P, K, h),
         modified at the flat slots (T,) int64, slot = block · P + offset. Returns (T, H, h) in the compute dtype.
         """

@@ -15,9 +15,8 @@ from torch import Tensor
 from model.arrays import as_array
 from model.jit import compiled, inlined, kernel
 from model.matrices_cpu import COLUMNS, ROWS, aligned, multiply_matrices, round_up
-from model.rows_cpu import NONE, factor_of
-from model.scaled_rows import Rows, ScaledRows
-from model.simd import WIDTH, Array, divide, fma, load, load_upto, splat, store, store_upto
+from model.rows_cpu import NONE
+from model.simd import WIDTH, Array, fma, load, load_upto, splat, store, store_upto
 from model.team import Counter, fetch_add, run_in_team
 
 _TILE, _BLOCK = 16, 4096
@@ -27,7 +26,7 @@ _SHARE = 1024
 
 
 class CpuLowRank:
-    """`LowRank` for bfloat16 and float32 on CPUs, and for `ScaledRows`. Holds both factors in float32."""
+    """`LowRank` for bfloat16 and float32 on CPUs. Holds both factors in float32."""
 
     def __init__(self, a: Tensor, b: Tensor, gain: Tensor | None = None, offset: Tensor | None = None) -> None:
         """a (R, in), b (out, R), gain and offset (out,); R may be 0."""
@@ -39,19 +38,13 @@ class CpuLowRank:
         self._offset = NONE if offset is None else offset.float().contiguous().numpy()  # (out,)
         self.num_bytes = sum(array.nbytes for array in (self._a, self._b, self._gain, self._offset))
 
-    def add_to(self, y: Rows, x: Rows) -> None:
-        scales = NONE
-        if isinstance(y, ScaledRows):  # x and y wait for the same factor, so only the offset needs it
-            assert y.scales is x.scales
-            y, x, scales = y.values, x.values, as_array(y.scales)
-        else:
-            assert x.dtype == y.dtype
+    def add_to(self, y: Tensor, x: Tensor) -> None:
+        assert x.dtype == y.dtype
         assert x.shape[1] == self._a.shape[0]
         assert y.shape[1] <= self._b.shape[1]
         _add_low_rank(
-            as_array(x), self._a, self._b, self._gain, self._offset, scales, as_array(y), self._rank,
-            torch.get_num_threads(),
-        )  # fmt: skip
+            as_array(x), self._a, self._b, self._gain, self._offset, as_array(y), self._rank, torch.get_num_threads()
+        )
 
 
 def _padded(matrix: Tensor, num_rows: int, num_columns: int) -> NDArray[np.float32]:
@@ -62,19 +55,18 @@ def _padded(matrix: Tensor, num_rows: int, num_columns: int) -> NDArray[np.float
 
 @kernel
 def _add_low_rank(
-    x: Array, a: Array, b: Array, gain: Array, offset: Array, scales: Array, y: Array, rank: int, num_threads: int
+    x: Array, a: Array, b: Array, gain: Array, offset: Array, y: Array, rank: int, num_threads: int
 ) -> None:
     num_tiles = max(1, (x.shape[0] + _TILE - 1) // _TILE)
     num_shares = min((num_threads + num_tiles - 1) // num_tiles, (y.shape[1] + _SHARE - 1) // _SHARE)
-    arguments = x, a, b.reshape(-1), gain, offset, scales, y, rank, num_shares, np.zeros(1, np.int64)
+    arguments = x, a, b.reshape(-1), gain, offset, y, rank, num_shares, np.zeros(1, np.int64)
     run_in_team(_add_shares, arguments, np.int32(min(num_threads, num_tiles * num_shares)))
 
 
 @compiled
 def _add_shares(
-    x: Array, a: Array, b: Array, gain: Array, offset: Array, scales: Array, y: Array, rank: int, num_shares: int,
-    next_share: Counter,
-) -> None:  # fmt: skip
+    x: Array, a: Array, b: Array, gain: Array, offset: Array, y: Array, rank: int, num_shares: int, next_share: Counter
+) -> None:
     """Each share of the work is a tile of rows, and all columns or a part of them."""
     T, in_features = x.shape
     out_features, padded_rank = y.shape[1], a.shape[1]
@@ -94,13 +86,13 @@ def _add_shares(
         begin = share % num_shares * width
         end = min(begin + width, out_features)
         for column in range(begin, end, _BLOCK):
-            _add_block(between, padded_rank, b, gain, offset, scales, y, rank, first, count, column, end, outputs)
+            _add_block(between, padded_rank, b, gain, offset, y, rank, first, count, column, end, outputs)
         share = fetch_add(next_share, 1)
 
 
 @inlined
 def _add_block(
-    between: Array, padded_rank: int, b: Array, gain: Array, offset: Array, scales: Array, y: Array, rank: int,
+    between: Array, padded_rank: int, b: Array, gain: Array, offset: Array, y: Array, rank: int,
     first: int, count: int, column: int, end: int, outputs: Array,
 ) -> None:  # fmt: skip
     """Finish rows first … first + count - 1 of y, in columns from `column` on: up to `end`, and as many as a block."""
@@ -108,7 +100,7 @@ def _add_block(
     stride, start = round_up(width, COLUMNS), first * out_features + column
     _widen(y, start, out_features, count, width, outputs, stride)
     if gain.size or offset.size:
-        _scale_and_shift(outputs, stride, count, width, gain, offset, column, scales, first)
+        _scale_and_shift(outputs, stride, count, width, gain, offset, column)
     if rank:
         multiply_matrices(
             between, padded_rank, b[column:], round_up(out_features, COLUMNS), outputs, stride,
@@ -122,16 +114,14 @@ def _add_block(
 
 @inlined
 def _scale_and_shift(
-    rows: Array, stride: int, count: int, width: int, gain: Array, offset: Array, column: int, scales: Array, first: int
-) -> None:
-    """rows ← gain ⊙ rows + offset / scale, each only where it is given; the first column of rows is `column` of gain
-    and offset, the first row has scale number `first`."""
+    rows: Array, stride: int, count: int, width: int, gain: Array, offset: Array, column: int
+) -> None:  # fmt: skip
+    """rows ← gain ⊙ rows + offset, each only where it is given; the first column of rows is `column` of theirs."""
     for i in range(0, width, WIDTH):
         factor = load_upto(gain, column + i, width - i) if gain.size else splat(np.float32(1))
         term = load_upto(offset, column + i, width - i) if offset.size else splat(np.float32(0))
         for row in range(count):
-            own = divide(term, splat(factor_of(scales, first + row)))
-            store(rows, row * stride + i, fma(load(rows, row * stride + i), factor, own))
+            store(rows, row * stride + i, fma(load(rows, row * stride + i), factor, term))
 
 
 @inlined

@@ -17,27 +17,26 @@ from torch import Tensor
 from model.adapted import AdaptedLinear
 from model.config import Experts
 from model.lora import LoraStack
-from model.scaled_rows import Rows
 
 
 class Mlp(Protocol):
     """The second half of a layer, between its norm and the residual stream."""
 
-    def __call__(self, x: Rows, lora: LoraStack | None) -> Rows:
-        """Map x (T, D) to (T, D) under an adapter list."""
+    def __call__(self, x: Tensor, lora: LoraStack | None) -> Tensor:
+        """Map x (T, D) to (T, D), both in the compute dtype, under an adapter list."""
         ...
 
 
 class GatedMlp:
     """down(act(gate(x)) · up(x))."""
 
-    def __init__(self, gate_up: AdaptedLinear, down: AdaptedLinear, activate: Callable[[Rows], Rows]) -> None:
+    def __init__(self, gate_up: AdaptedLinear, down: AdaptedLinear, activate: Callable[[Tensor], Tensor]) -> None:
         """gate_up D → 2F, down F → D; `activate` makes act(gate) · up (T, F) of (T, 2F)."""
         self._gate_up = gate_up
         self._down = down
         self._activate = activate
 
-    def __call__(self, x: Rows, lora: LoraStack | None) -> Rows:
+    def __call__(self, x: Tensor, lora: LoraStack | None) -> Tensor:
         return self._down(self._activate(self._gate_up(x, lora)), lora)
 
 

@@ -1,7 +1,4 @@
-"""Pieces of the kernels between matrix products, on one row each: residual sums, RMS norms, gates. Inlined there.
-
-A row with a factor of its own stands for factor · row (model/scaled_rows.py); a factor of 1 changes no bit.
-"""
+"""Pieces of the kernels between matrix products, on one row each: residual sums, RMS norms, gates. Inlined there."""
 
 import math
 
@@ -29,39 +26,29 @@ _GELU_CUBIC = np.float32(2 * math.sqrt(2 / math.pi) * 0.044715)
 """1 + tanh(u) = 2 / (1 + exp(-2u)), and gelu's u is √(2/π) · (x + 0.044715 x³)."""
 
 NONE = np.empty(0, np.float32)
-"""No weights, or no scales."""
+"""No weights, no gain, or no offset."""
 
 
 @inlined
-def factor_of(scales: Array, row: int) -> np.float32:
-    """Return the row's factor: 1 where there are no scales."""
-    return scales[row] if scales.size else np.float32(1)
-
-
-@inlined
-def add_to_residual(
-    residual: Array, y: Array, factor: np.float32, y_norm: Array, start: int, D: int, eps: np.float32
-) -> None:
-    """residual += factor · y, or its RMS norm scaled by y_norm where that has weights; D elements from `start` on."""
-    scale = splat(rms_scale(y, start, D, eps, factor) if y_norm.size else factor)
+def add_to_residual(residual: Array, y: Array, y_norm: Array, start: int, D: int, eps: np.float32) -> None:
+    """residual += y, or its RMS norm scaled by y_norm where that has weights; D elements from `start` on."""
+    scale = splat(rms_scale(y, start, D, eps) if y_norm.size else np.float32(1))
     for d in range(0, D, WIDTH):
-        x, change = load_upto(residual, start + d, D - d), load_upto(y, start + d, D - d)
+        change = load_upto(y, start + d, D - d)
         if y_norm.size:
-            x = add(x, multiply(multiply(change, scale), load_upto(y_norm, d, D - d)))
-        else:
-            x = fma(change, scale, x)
-        store_upto(residual, start + d, x, D - d)
+            change = multiply(multiply(change, scale), load_upto(y_norm, d, D - d))
+        store_upto(residual, start + d, add(load_upto(residual, start + d, D - d), change), D - d)
 
 
 @inlined
-def rms_scale(x: Array, start: int, count: int, eps: np.float32, factor: np.float32) -> np.float32:
-    """factor / sqrt(mean of squares + eps) of factor · `count` elements."""
+def rms_scale(x: Array, start: int, count: int, eps: np.float32) -> np.float32:
+    """1 / sqrt(mean of squares + eps) of `count` elements."""
     squares = splat(np.float32(0))
     for i in range(0, count, WIDTH):
         part = load_upto(x, start + i, count - i)
         squares = fma(part, part, squares)
     mean = sum_lanes(squares) / np.float32(count)
-    return np.float32(factor / np.sqrt(mean * factor * factor + eps))
+    return np.float32(np.float32(1) / np.sqrt(mean + eps))
 
 
 @inlined

@@ -5,8 +5,7 @@ last bits. Kernels whose rows must not depend on their neighbours therefore spel
 is one LLVM instruction a lane, never reassociated, and becomes one AVX-512, two AVX or four NEON instructions.
 
 Arrays are C-contiguous; an index counts elements from the array's beginning, whatever its shape, and is not checked. An
-array of uint16 holds bfloat16 bits: exact when loaded, rounded to nearest, ties to even, when stored. An array of uint8
-holds integers -128 … 127, each with 128 added; what is stored is rounded to nearest, ties to even, and lies among them.
+array of uint16 holds bfloat16 bits: exact when loaded, rounded to nearest, ties to even, when stored.
 """
 
 from collections.abc import Callable
@@ -26,7 +25,7 @@ WIDTH = 16
 F32x16: TypeAlias = Any
 """What a vector is to the type checker; numba knows it as `_LANES`."""
 Array: TypeAlias = Any
-"""A numpy array of float32, of uint16 that holds bfloat16 bits, or of uint8 that holds integers with 128 added."""
+"""A numpy array of float32, or of uint16 that holds bfloat16 bits."""
 
 
 class _Lanes(types.Type):  # type: ignore[misc]  # numba has no type hints
@@ -38,7 +37,6 @@ _LANES = _Lanes()
 _F32 = ir.VectorType(ir.FloatType(), WIDTH)
 _I32 = ir.VectorType(ir.IntType(32), WIDTH)
 _I16 = ir.VectorType(ir.IntType(16), WIDTH)
-_I8 = ir.VectorType(ir.IntType(8), WIDTH)
 _FIRST = ir.Constant(ir.IntType(32), 0)
 
 
@@ -78,24 +76,9 @@ def _narrow(builder: Any, lanes: Any) -> Any:
     return builder.trunc(builder.lshr(kept, _same(16)), _I16)
 
 
-def _from_code(builder: Any, codes: Any) -> Any:
-    """float32 from integers with 128 added."""
-    return builder.sitofp(builder.sub(builder.zext(codes, _I32), _same(128)), _F32)
-
-
-def _to_code(builder: Any, lanes: Any) -> Any:
-    """Integers with 128 added, of float32 in -128 … 127: added to 1.5 · 2²³ they are rounded into its lowest bits."""
-    bits = builder.bitcast(builder.fadd(lanes, ir.Constant(_F32, [1.5 * 2**23] * WIDTH)), _I32)
-    return builder.trunc(builder.xor(bits, _same(128)), _I8)
-
-
 def _fmuladd(builder: Any, a: Any, b: Any, c: Any) -> Any:
     signature = ir.FunctionType(_F32, [_F32] * 3)
     return builder.call(cgutils.get_or_insert_function(builder.module, signature, "llvm.fmuladd.v16f32"), [a, b, c])
-
-
-def _absolute(builder: Any, lanes: Any) -> Any:
-    return builder.bitcast(builder.and_(builder.bitcast(lanes, _I32), _same(0x7FFFFFFF)), _F32)
 
 
 def _larger(builder: Any, a: Any, b: Any) -> Any:
@@ -166,7 +149,6 @@ multiply = _operation(_TWO, lambda builder, a, b: builder.fmul(a, b))
 divide = _operation(_TWO, lambda builder, a, b: builder.fdiv(a, b))
 fma = _operation(_THREE, _fmuladd)
 """(a, b, c) -> a * b + c, rounded once where the processor can."""
-absolute = _operation(_ONE, _absolute)
 maximum = _operation(_TWO, _larger)
 """(a, b) -> the larger of each pair of lanes; b where either is NaN."""
 where_less = _operation(_LANES(_LANES, _LANES, _LANES, _LANES), _where_less)
@@ -185,7 +167,7 @@ _with_lane = _operation(
 _power_of_two = _operation(_ONE, _shifted_exponent)
 
 
-# Operations on arrays, of any element type.
+# Operations on arrays, of either element type.
 
 
 class _Format(NamedTuple):
@@ -210,7 +192,6 @@ def _as_it_is(builder: Any, lanes: Any) -> Any:
 _FORMATS = {
     types.float32: _Format(_F32, 4, _as_it_is, _as_it_is),
     types.uint16: _Format(_I16, 2, _widen, _narrow),
-    types.uint8: _Format(_I8, 1, _from_code, _to_code),
 }
 
 

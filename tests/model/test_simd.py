@@ -80,13 +80,3 @@ def test_transpose_turns_rows_of_either_type_into_columns() -> None:
     half = x.to(torch.bfloat16)
     _transpose(half.view(torch.uint16).numpy(), 3, 40, out, 20 + 2, 20)
     assert np.array_equal(out[1:33, 2:18], half[:, 3:35].float().numpy().T)
-
-
-def test_storing_integers_rounds_to_nearest_and_ties_to_even_and_loading_is_exact() -> None:
-    x = np.concatenate([np.arange(-128, 128, 0.25), [127.5 - 2e-5, -127.9]]).astype(np.float32)
-    x = x[np.rint(x) <= 127]
-    codes, back = np.empty(x.size, np.uint8), np.empty_like(x)
-    _copy(x, codes)
-    _copy(codes, back)
-    assert (codes.astype(int) - 128 == np.rint(x)).all()
-    assert (back == np.rint(x)).all()
