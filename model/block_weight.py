@@ -1,10 +1,11 @@
 """Weights as integers in blocks of 32 inputs that share a scale and a minimum: their layout in memory, and packing.
 
 The kernels take 16 outputs at once, so those stand side by side: tiles of 16 outputs after one another; in a tile its
-blocks in the order of inputs; in a block 16 scales and 16 minima in float16, then lines of 64 bytes.
+blocks in the order of inputs; in a block 16 scales and 16 minima in float16, then as many lines of 64 bytes as a code
+has bits.
 
-    8 bits, 8 lines: byte 4n + j of line i is the code of output n for input 4i + j of the block
-    4 bits, 4 lines: byte 4n + j of line i has input 4i + j in its lower half, input 16 + 4i + j in its upper half
+    8 bits: byte 4n + j of line i is the code of output n for input 4i + j of the block
+    4 bits: byte 4n + j of line i has input 4i + j in its lower half, input 16 + 4i + j in its upper half
 
 Knows no file format.
 """
@@ -71,11 +72,12 @@ def pack_blocks(
     Raises ValueError where `in` is not a multiple of 32, or a scale or minimum is not finite in float16.
     """
     assert bits in (4, 8), bits
+    assert bits == 8 or codes.max() < 16, codes.max()
     out_features, in_features = codes.shape
     num_blocks = _num_blocks(in_features)
     assert scales.shape == minima.shape == (out_features, num_blocks), (codes.shape, scales.shape, minima.shape)
     minimum_bits, scale_bits = _finite_halves(minima, "minimum"), _finite_halves(scales, "scale")
-    num_bytes = -(-out_features // LANES) * num_blocks * _block_bytes(bits)
+    num_bytes = -(-out_features // LANES) * num_blocks * (_HEADER_BYTES + _LINE_BYTES * bits)
     memory = np.zeros(num_bytes + _LINE_BYTES, np.uint8)
     start = -memory.ctypes.data % _LINE_BYTES
     memory = memory[start : start + num_bytes]
@@ -127,16 +129,11 @@ def _finite_halves(values: NDArray[np.float16] | NDArray[np.float32], name: str)
     return halves.view(np.uint16)
 
 
-@inlined
-def _block_bytes(bits: int) -> int:
-    return 64 + 64 * bits
-
-
 @kernel
 def _pack_halves(scales: Array, minima: Array, bits: int, memory: Array) -> None:
-    """Write scales and minima (out, blocks) into `memory`, which is seen as uint16 here."""
+    """Write scales and minima (out, in / 32) into `memory`, which is seen as uint16 here."""
     out_features, num_blocks = scales.shape
-    pitch = _block_bytes(bits) // 2
+    pitch = (_HEADER_BYTES + _LINE_BYTES * bits) // 2
     for n in range(out_features):
         at = n // LANES * num_blocks * pitch + n % LANES
         for block in range(num_blocks):
@@ -149,7 +146,8 @@ def _pack_halves(scales: Array, minima: Array, bits: int, memory: Array) -> None
 def _pack_codes(codes: Array, bits: int, memory: Array) -> None:
     """Write codes (out, in) into `memory`."""
     out_features, in_features = codes.shape
-    tile_bytes = in_features // BLOCK * _block_bytes(bits)
+    block_bytes = _HEADER_BYTES + _LINE_BYTES * bits
+    tile_bytes = in_features // BLOCK * block_bytes
     for n in range(out_features):
         at = n // LANES * tile_bytes + _HEADER_BYTES + 4 * (n % LANES)
         for block in range(0, in_features, BLOCK):
@@ -160,7 +158,7 @@ def _pack_codes(codes: Array, bits: int, memory: Array) -> None:
                     if bits == 4:
                         code |= codes[n, k + BLOCK // 2] << 4
                     memory[at + _LINE_BYTES * i + j] = code
-            at += _block_bytes(bits)
+            at += block_bytes
 
 
 @kernel
@@ -201,8 +199,9 @@ def _half(bits: int) -> np.float32:
 def _read_rows(memory: Array, halves: Array, bits: int, ids: Array, rows: Array) -> None:
     """Write the weight's rows `ids` into `rows`; `halves` is `memory` seen as uint16."""
     num_blocks = rows.shape[1] // BLOCK
+    block_bytes = _HEADER_BYTES + _LINE_BYTES * bits
     for t in range(len(ids)):
-        at = ids[t] // LANES * num_blocks * _block_bytes(bits)
+        at = ids[t] // LANES * num_blocks * block_bytes
         lane = ids[t] % LANES
         for block in range(num_blocks):
             scale, minimum = _half(halves[at // 2 + lane]), _half(halves[at // 2 + LANES + lane])
@@ -215,4 +214,4 @@ def _read_rows(memory: Array, halves: Array, bits: int, ids: Array, rows: Array)
                         rows[t, k + BLOCK // 2] = scale * np.float32(code >> 4) + minimum
                     else:
                         rows[t, k] = scale * np.float32(code) + minimum
-            at += _block_bytes(bits)
+            at += block_bytes
