@@ -2,8 +2,12 @@
 
 The chain, in llama.cpp's order: logit bias, penalties, top-k, top-p, min-p, temperature, draw. A sample is a function
 of the row's logits, its history, its parameters, its seed and the position where the token will stand, of nothing else:
-every row is computed alone, on the host, in numpy, and the random number is a hash of (seed, position). So a token
-never depends on its neighbours, and a preempted request that is computed again draws the same tokens again.
+every row is computed alone, on the host, and the random number is a hash of (seed, position). So a token never depends
+on its neighbours, and a preempted request that is computed again draws the same tokens again.
+
+The draw is an inverse CDF. Candidates that a filter has left stand in order of likelihood; where no filter applies
+(top-k 0, top-p 1, min-p 0) the whole vocabulary stands in order of ids. Most rows are chosen for by kernels
+(kernels_sampling.py); what they leave undecided, a draw among many candidates, is done here in numpy.
 
 Sources: top-p, Holtzman et al., arXiv 1904.09751; min-p, Nguyen et al., arXiv 2407.01082; repeat penalty, Keskar et
 al., arXiv 1909.05858; SplitMix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
@@ -19,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from model.kernels_sampling import MAX_CANDIDATES, NO_TOKEN, UNDECIDED, choose, mass, most_likely
 from scheduler.batch import Row, RowFault, Sample, SamplingParams, TokenLogprob
 
 Floats: TypeAlias = npt.NDArray[np.floating]
@@ -26,10 +31,10 @@ Ids: TypeAlias = npt.NDArray[np.int64]
 
 _MASK64 = 2**64 - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
-_GROUPS = 1024
-"""Columns of the vocabulary among whose maxima the largest logits are looked for."""
-_GROUPS_PER_CANDIDATE = 8
-"""With so many groups for each, few of the candidates share one, and few others come with them."""
+_PARALLEL_SIZE = 100_000
+"""Logits from which several threads are worth while."""
+_DEPTHS = (4.0, 8.0, 12.0, 16.0, math.inf)
+"""How far below the largest logit candidates are looked for, until enough of the mass is found."""
 
 
 class _NoToken(Exception):
@@ -43,17 +48,72 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sample | RowFault]
     largest is infinite, or `logit_bias` names a token outside the vocabulary; it says nothing of the other rows."""
     assert logits.dtype == torch.float32, logits.dtype
     assert logits.dim() == 2, logits.shape
-    host = logits.detach().cpu().numpy()  # (S, V)
+    host = logits.detach().cpu().contiguous().numpy()  # (S, V)
+    assert len(rows) == len(host), f"{len(rows)} rows for logits of {len(host)}"
+    as_they_are = [number for number, row in enumerate(rows) if not _is_adjusted(row)]
+    chosen = dict(zip(as_they_are, _choose(host, as_they_are, rows), strict=True))
     # Overflow and NaN are looked for where they matter, in `_fault_of`.
     with np.errstate(all="ignore"):
-        return [_outcome(row_logits, row) for row_logits, row in zip(host, rows, strict=True)]
+        return [_outcome(host[number], row, chosen.get(number)) for number, row in enumerate(rows)]
 
 
-def _outcome(logits: Floats, row: Row) -> Sample | RowFault:
+def _choose(host: Floats, numbers: Sequence[int], rows: Sequence[Row]) -> list[int]:
+    """Return what the kernel says of the rows `numbers` of logits (S, V)."""
+    if not numbers:
+        return []
+    chains = np.array([_chain(rows[number]) for number in numbers], np.float64)  # (n, 6)
+    num_threads = 1 if len(numbers) * host.shape[1] < _PARALLEL_SIZE else torch.get_num_threads()
+    chosen: list[int] = choose(host, np.array(numbers), chains, num_threads).tolist()
+    return chosen
+
+
+def _chain(row: Row) -> tuple[float, ...]:
+    params = row.sampling
+    assert params is not None, f"request {row.request_id}: a row without sampling has no logits to choose from"
+    u = uniform(params.seed, row.end) if params.temperature > 0 else 0.0
+    return params.temperature, params.top_k, params.top_p, params.min_p, params.min_keep, u
+
+
+def _is_adjusted(row: Row) -> bool:
+    params = row.sampling
+    return params is not None and (bool(params.logit_bias) or (bool(row.history) and params.uses_penalties))
+
+
+def _outcome(logits: Floats, row: Row, chosen: int | None) -> Sample | RowFault:
+    """Return what becomes of a row, for which the kernel has chosen already, or not yet."""
+    params = row.sampling
+    assert params is not None
     try:
-        return _sample_row(logits, row)
+        token_id = _adjusted_choice(logits, row) if chosen is None else _checked(chosen, logits, logits, row)
     except _NoToken as fault:
         return RowFault(row.request_id, str(fault))
+    if params.num_logprobs is None:
+        return Sample(row.request_id, token_id)
+    return _with_logprobs(logits, row.request_id, token_id, params.num_logprobs)
+
+
+def _adjusted_choice(logits: Floats, row: Row) -> int:
+    adjusted = _penalised(_biased(logits, row), row)
+    return _checked(_choose(adjusted[None], [0], [row])[0], adjusted, logits, row)
+
+
+def _checked(chosen: int, adjusted: Floats, logits: Floats, row: Row) -> int:
+    """Return the token that the kernel has chosen, or draw where it could not. Raises _NoToken."""
+    if chosen == NO_TOKEN or (chosen == UNDECIDED and not math.isfinite(adjusted[adjusted.argmax()])):
+        raise _NoToken(_fault_of(logits, float(adjusted[adjusted.argmax()])))  # of a NaN, if there is one
+    if chosen == UNDECIDED:
+        assert row.sampling is not None
+        return _draw(adjusted, row.sampling, uniform(row.sampling.seed, row.end))
+    return chosen
+
+
+def _with_logprobs(logits: Floats, request_id: int, token_id: int, num_logprobs: int) -> Sample:
+    """Return the sample with the log-probabilities, under the model, of its token and of the most likely ones."""
+    top_ids = _most_likely(logits, min(num_logprobs, logits.size))
+    largest = float(logits.max())
+    log_mass = largest + math.log(mass(logits, largest))
+    top = tuple(TokenLogprob(top_id, float(logits[top_id]) - log_mass) for top_id in top_ids.tolist())
+    return Sample(request_id, token_id, float(logits[token_id]) - log_mass, top)
 
 
 def uniform(seed: int, position: int) -> float:
@@ -70,22 +130,6 @@ def _mix64(value: int) -> int:
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK64
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK64
     return value ^ (value >> 31)
-
-
-def _sample_row(logits: Floats, row: Row) -> Sample:
-    params = row.sampling
-    assert params is not None, f"request {row.request_id}: a row without sampling has no logits to choose from"
-    adjusted = _penalised(_biased(logits, row), row)
-    best = int(adjusted.argmax())  # the lowest id of the largest; of a NaN, if there is one
-    if not math.isfinite(adjusted[best]):
-        raise _NoToken(_fault_of(logits, float(adjusted[best])))
-    token_id = best if params.temperature <= 0 else _draw(adjusted, params, uniform(params.seed, row.end))
-    if params.num_logprobs is None:
-        return Sample(row.request_id, token_id)
-    logprobs = _log_softmax(logits)
-    top_ids = _most_likely(logits, min(params.num_logprobs, logits.size))
-    top = tuple(TokenLogprob(int(top_id), float(logprobs[top_id])) for top_id in top_ids)
-    return Sample(row.request_id, token_id, float(logprobs[token_id]), top)
 
 
 def _fault_of(logits: Floats, largest: float) -> str:
@@ -147,46 +191,46 @@ def _draw(logits: Floats, params: SamplingParams, u: float) -> int:
 def _candidates(logits: Floats, params: SamplingParams) -> tuple[Ids, float]:
     """Return what top-k keeps, most likely first, and its mass: Σ exp(logit - largest).
 
-    Over the whole vocabulary, candidates that min-p will drop are left out (not out of the mass): sorting is the cost.
+    Over the whole vocabulary, candidates that top-p or min-p will drop may be left out (not out of the mass): sorting
+    is the cost.
     """
+    largest = float(logits.max())
     if 0 < params.top_k < logits.size:
         ids = _most_likely(logits, params.top_k)
-        return ids, float(np.exp(logits[ids].astype(np.float64) - logits[ids[0]]).sum())
-    relative = logits.astype(np.float64) - logits.max()  # (V,)
-    needed = logits.size
-    if params.min_p > 0.0:
-        needed = max(int(np.count_nonzero(relative >= math.log(params.min_p))), params.min_keep, 1)
-    return _most_likely(logits, min(needed, logits.size)), float(np.exp(relative).sum())
+        return ids, float(np.exp(logits[ids].astype(np.float64) - largest).sum())
+    whole = mass(logits, largest)
+    for depth in _DEPTHS:
+        ids = np.flatnonzero(logits >= np.float32(largest - depth))
+        if ids.size >= params.min_keep and _has_all(logits[ids].astype(np.float64) - largest, depth, whole, params):
+            break
+    return _ordered(logits, ids), whole
+
+
+def _has_all(relative: Floats, depth: float, whole: float, params: SamplingParams) -> bool:
+    """Whether candidates down to `depth` are all that top-p or min-p can keep of the mass `whole`."""
+    if params.min_p > 0.0 and math.log(params.min_p) > -depth:
+        return True
+    return params.top_p < 1.0 and float(np.exp(relative).sum()) >= params.top_p * whole
 
 
 def _most_likely(logits: Floats, count: int) -> Ids:
     """Return the ids of the `count` largest logits, largest first, equal ones by id."""
     if count == 0:
         return np.empty(0, dtype=np.int64)
-    ids = np.flatnonzero(logits >= _reached_by(logits, count))
+    if count <= MAX_CANDIDATES:
+        ids: Ids = most_likely(logits, count)
+        return ids
+    least = np.partition(logits, logits.size - count)[logits.size - count]
+    return _ordered(logits, np.flatnonzero(logits >= least))[:count]
+
+
+def _ordered(logits: Floats, ids: Ids) -> Ids:
+    """Return `ids`, which ascend, in order of their logits, largest first, equal ones by id."""
     # One integer key per candidate, for numpy sorts integers many times faster than it sorts floats stably: the
     # float32's bits as an ordered integer, descending, then the id. Adding 0.0 turns -0.0 into 0.0, its equal.
     bits = (logits[ids] + np.float32(0.0)).view(np.int32)
     ordered = np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits).astype(np.int64)
     keys = (~ordered << 32) | ids
     keys.sort()
-    most_likely: Ids = keys[:count] & 0xFFFFFFFF
-    return most_likely
-
-
-def _reached_by(logits: Floats, count: int) -> np.floating:
-    """Return a value that at least `count` logits reach, and few more unless many are equal.
-
-    That is the `count`-th largest of the maxima of disjoint groups, found without partitioning the vocabulary.
-    """
-    peaks = logits
-    if count * _GROUPS_PER_CANDIDATE <= _GROUPS and logits.size >= 2 * _GROUPS:
-        peaks = logits[: logits.size // _GROUPS * _GROUPS].reshape(-1, _GROUPS).max(axis=0)  # (groups,)
-    smallest: np.floating = np.partition(peaks, peaks.size - count)[peaks.size - count]
-    return smallest
-
-
-def _log_softmax(logits: Floats) -> Floats:
-    relative = logits.astype(np.float64) - logits.max()
-    log_probabilities: Floats = relative - math.log(np.exp(relative).sum())
-    return log_probabilities
+    most_likely_first: Ids = keys & 0xFFFFFFFF
+    return most_likely_first

@@ -46,23 +46,25 @@ def reference(raw: npt.NDArray[np.float32], a_row: Row) -> int:
             x = float(logits[token_id])
             x = x / p.repeat_penalty if x > 0 else x * p.repeat_penalty
             logits[token_id] = x - a_row.history.count(token_id) * p.frequency_penalty - p.presence_penalty
-    order = sorted(range(len(logits)), key=lambda token_id: (-logits[token_id], token_id))
+    order = np.lexsort((np.arange(logits.size), -logits))
     if p.temperature == 0:
-        return order[0]
-    if p.top_k > 0:
+        return int(order[0])
+    if not 0 < p.top_k < logits.size and p.top_p == 1 and p.min_p == 0:
+        order = np.arange(logits.size)
+    elif p.top_k > 0:
         order = order[: p.top_k]
-    probabilities = np.exp([float(logits[i]) - float(logits[order[0]]) for i in order])
-    probabilities = probabilities / probabilities.sum()
+    relative = logits[order].astype(np.float64) - float(logits.max())
+    probabilities = np.exp(relative) / np.exp(relative).sum()
     keep = len(order)
     if p.top_p < 1:
-        reached = [n for n in range(1, len(order) + 1) if probabilities[:n].sum() >= p.top_p and n >= p.min_keep]
-        keep = min([keep, *reached])
+        reached = np.flatnonzero(np.cumsum(probabilities) >= p.top_p)[:1] + 1
+        keep = min([keep, *(max(int(n), p.min_keep) for n in reached)])
     if p.min_p > 0:
-        likely = sum(probability >= p.min_p * probabilities[0] for probability in probabilities)
+        likely = int((probabilities >= p.min_p * probabilities[0]).sum())
         keep = min(keep, max(likely, p.min_keep, 1))
-    hot = np.exp([(float(logits[i]) - float(logits[order[0]])) / p.temperature for i in order[:keep]])
+    hot = np.exp(relative[:keep] / p.temperature)
     below = np.cumsum(hot) / hot.sum()
-    return next(i for i, edge in zip(order, below, strict=False) if uniform(p.seed, a_row.end) < edge)
+    return int(order[np.flatnonzero(uniform(p.seed, a_row.end) < below)[0]])
 
 
 fractions = st.floats(0.013, 0.987)
@@ -100,6 +102,52 @@ def test_every_chain_agrees_with_its_definition(
     a_row = row(params, position=position, history=history)
 
     assert choose(logits, a_row).token_id == reference(logits, a_row)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    params=params_strategy,
+    top_k=st.one_of(st.integers(0, 60), st.integers(61, 4000)),
+    noise=st.integers(0, 2**32 - 1),
+    vocab_size=st.one_of(st.integers(50, 700), st.integers(50, 5000)),
+    spread=st.sampled_from([0.0, 0.1, 3.0, 30.0]),
+    step=st.sampled_from([0.0, 1.0]),
+    has_forbidden=st.booleans(),
+)
+def test_every_chain_agrees_with_its_definition_in_vocabularies_of_any_size(
+    params: SamplingParams,
+    top_k: int,
+    noise: int,
+    vocab_size: int,
+    spread: float,
+    step: float,
+    has_forbidden: bool,
+) -> None:
+    random = np.random.default_rng(noise)
+    logits = random.normal(0, spread, vocab_size).astype(np.float32)
+    if step:
+        logits = np.round(logits)
+    if has_forbidden:
+        logits[random.permutation(vocab_size)[: vocab_size // 2]] = -np.inf
+    a_row = row(replace(params, top_k=top_k, logit_bias=()), history=(1, 2, 2))
+
+    assert choose(logits, a_row).token_id == reference(logits, a_row)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    vocab_size=st.integers(1, 3000),
+    place=st.integers(0, 2999),
+    value=st.sampled_from([math.nan, math.inf]),
+    params=params_strategy,
+)
+def test_what_is_no_number_is_found_wherever_it_stands(
+    vocab_size: int, place: int, value: float, params: SamplingParams
+) -> None:
+    logits = np.random.default_rng(place).normal(0, 3, (1, vocab_size)).astype(np.float32)
+    logits[0, place % vocab_size] = value
+
+    assert isinstance(sample(torch.tensor(logits), [row(replace(params, logit_bias=()))])[0], RowFault)
 
 
 def test_the_draws_of_many_seeds_have_the_models_distribution() -> None:
@@ -152,6 +200,14 @@ def test_a_rows_sample_is_the_same_alone_and_among_any_neighbours(params: list[S
 
     assert together == [sample(logits[i : i + 1], rows[i : i + 1])[0] for i in range(len(rows))]
     assert together[::-1] == sample(logits.flip(0), rows[::-1])
+
+
+def test_rows_of_a_real_vocabulary_that_threads_share_are_chosen_for_as_alone() -> None:
+    logits = torch.tensor(np.random.default_rng(1).normal(0, 3, (12, 49_152)).astype(np.float32))
+    kinds = [GREEDY, SamplingParams(), PLAIN, replace(PLAIN, min_p=0.2)]
+    rows = [row(replace(kinds[i % 4], seed=i), request_id=i) for i in range(12)]
+
+    assert sample(logits, rows) == [sample(logits[i : i + 1], rows[i : i + 1])[0] for i in range(12)]
 
 
 def test_the_logits_are_left_as_they_were() -> None:
@@ -305,14 +361,13 @@ def test_a_faulty_row_leaves_the_others_unharmed() -> None:
     assert outcomes[1] == Sample(5, 1)
 
 
-def test_the_whole_vocabulary_of_a_real_model_is_sampled_exactly() -> None:
+@pytest.mark.parametrize("params", [PLAIN, replace(PLAIN, top_p=0.97), replace(PLAIN, min_p=0.001)])
+def test_the_whole_vocabulary_of_a_real_model_is_sampled_exactly(params: SamplingParams) -> None:
     logits = np.random.default_rng(0).normal(0, 2, 151_936).astype(np.float32)
-    order = np.lexsort((np.arange(logits.size), -logits))
-    cdf = np.cumsum(np.exp(logits[order].astype(np.float64)))
     for seed in range(5):
-        expected = order[np.searchsorted(cdf, uniform(seed, 10) * cdf[-1], side="right")]
+        a_row = row(replace(params, seed=seed))
 
-        assert choose(logits, row(replace(PLAIN, seed=seed))).token_id == expected
+        assert choose(logits, a_row).token_id == reference(logits, a_row)
 
 
 @settings(max_examples=60, deadline=None)
