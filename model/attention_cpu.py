@@ -51,7 +51,7 @@ from model.simd import (
 from model.team import Counter, fetch_add, run_in_team
 from scheduler.batch import BLOCK_SIZE
 
-_TILE = 64
+TILE = 64
 """So many (query, head) pairs share a tile at most: enough to pay for unpacking keys, few enough for the L1 cache."""
 _ALONE = 128
 """Up to so many queries times keys, one thread is done before a second one would have begun."""
@@ -79,13 +79,13 @@ class PagedAttention:
             address_of(q, dtype), address_of(k_cache, dtype), address_of(v_cache, dtype),
             address_of(step.query_starts, torch.int32), address_of(step.context_lens, torch.int32),
             address_of(step.block_tables, torch.int32),
-            scale, step.max_context if window is None else window, min(max(_TILE * K // H, 1), step.max_query),
+            scale, step.max_context if window is None else window, min(max(TILE * K // H, 1), step.max_query),
             address_of(out, dtype), 1 if T * step.max_context <= _ALONE else torch.get_num_threads(),
         )  # fmt: skip
         return out
 
 
-class _Tile(NamedTuple):
+class Tile(NamedTuple):
     """Queries token … token + num_queries - 1 of the step, the first at `position` in its row, and one KV head."""
 
     token: int
@@ -94,7 +94,7 @@ class _Tile(NamedTuple):
     head: int
 
 
-class _Scratch(NamedTuple):
+class Scratch(NamedTuple):
     """One thread's float32 matrices."""
 
     queries: Array
@@ -123,7 +123,7 @@ def _attend(
     query_starts = array_at(query_starts_at, (S + 1,), _INDICES)
     context_lens = array_at(context_lens_at, (S,), _INDICES)
     block_tables = array_at(block_tables_at, (S, max_blocks), _INDICES)
-    tiles = _longest_first(query_starts, context_lens, tile_queries)
+    tiles = longest_first(query_starts, context_lens, tile_queries)
     arguments = (
         q, k_cache, v_cache, query_starts, context_lens, block_tables, np.float32(scale), window, tile_queries, out,
         tiles, np.zeros(1, np.int64),
@@ -132,7 +132,7 @@ def _attend(
 
 
 @inlined
-def _longest_first(
+def longest_first(
     query_starts: NDArray[np.int32], context_lens: NDArray[np.int32], tile_queries: int
 ) -> NDArray[np.int64]:
     """Cut the rows into tiles (row, first query in it), the most work first, lest one thread is left with it."""
@@ -161,29 +161,29 @@ def _attend_tiles(
     """Take tiles, one KV head at a time, until none is left."""
     H, h = q.shape[1:]
     K = k_cache.shape[2]
-    scratch = _allocate(round_up(tile_queries * H // K, ROWS), h, round_up(h, COLUMNS))
+    scratch = allocate_scratch(round_up(tile_queries * H // K, ROWS), h, round_up(h, COLUMNS))
     item = fetch_add(next_item, 1)
     while item < len(tiles) * K:
         s, first = tiles[item // K]
         num_queries = query_starts[s + 1] - query_starts[s]
         count = min(tile_queries, num_queries - first)
-        tile = _Tile(query_starts[s] + first, count, context_lens[s] - num_queries + first, item % K)
-        _attend_tile(q, k_cache, v_cache, block_tables[s], tile, scale, window, out, scratch)
+        tile = Tile(query_starts[s] + first, count, context_lens[s] - num_queries + first, item % K)
+        attend_tile(q, k_cache, v_cache, block_tables[s], tile, scale, window, out, scratch)
         item = fetch_add(next_item, 1)
 
 
 @inlined
-def _allocate(M: int, h: int, padded_h: int) -> _Scratch:
-    return _Scratch(
+def allocate_scratch(M: int, h: int, padded_h: int) -> Scratch:
+    return Scratch(
         aligned(M * h), aligned(STRIPE * padded_h), aligned(M * STRIPE), aligned(M * padded_h), aligned(M * WIDTH),
         aligned(M),
     )  # fmt: skip
 
 
 @inlined
-def _attend_tile(
+def attend_tile(
     q: Array, k_cache: Array, v_cache: Array, block_table: NDArray[np.int32],
-    tile: _Tile, scale: np.float32, window: int, out: Array, scratch: _Scratch,
+    tile: Tile, scale: np.float32, window: int, out: Array, scratch: Scratch,
 ) -> None:  # fmt: skip
     H, h = q.shape[1:]
     G, padded_h = H // k_cache.shape[2], round_up(h, COLUMNS)
@@ -221,7 +221,7 @@ def _attend_tile(
 
 
 @inlined
-def _read_queries(q: Array, tile: _Tile, G: int, scale: np.float32, scratch: _Scratch) -> None:
+def _read_queries(q: Array, tile: Tile, G: int, scale: np.float32, scratch: Scratch) -> None:
     H, h = q.shape[1:]
     M = tile.num_queries * G
     scratch.queries[M * h :] = 0
@@ -232,7 +232,7 @@ def _read_queries(q: Array, tile: _Tile, G: int, scale: np.float32, scratch: _Sc
 
 
 @inlined
-def _softmax_row(scratch: _Scratch, m: int, begin: int, end: int, num_keys: int, padded_h: int) -> None:
+def _softmax_row(scratch: Scratch, m: int, begin: int, end: int, num_keys: int, padded_h: int) -> None:
     """Turn row m's scores into probabilities relative to the running maximum; it sees keys begin … end - 1 alone."""
     row = m * STRIPE
     highest = splat(_MASKED)
@@ -257,7 +257,7 @@ def _softmax_row(scratch: _Scratch, m: int, begin: int, end: int, num_keys: int,
 
 
 @inlined
-def _write_out(scratch: _Scratch, tile: _Tile, G: int, padded_h: int, q: Array, out: Array) -> None:
+def _write_out(scratch: Scratch, tile: Tile, G: int, padded_h: int, q: Array, out: Array) -> None:
     H, h = q.shape[1:]
     for m in range(tile.num_queries * G):
         share = splat(np.float32(1) / sum_lanes(load(scratch.sums, m * WIDTH)))

@@ -16,6 +16,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from model.jit import inlined
+
 Counter: TypeAlias = NDArray[np.int64]
 """One integer in memory: how much of a kernel's work has been taken. Begins at 0."""
 
@@ -62,10 +64,36 @@ def _team_member(context: Any, builder: Any, worker: Any, signature: Any, packed
     return member
 
 
+def _load_shared(typing: Any, counter: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        start = context.make_array(counter)(context, builder, arguments[0]).data
+        return builder.load_atomic(start, "acquire", 8)
+
+    return types.int64(counter), generate
+
+
+def _pause(typing: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        nothing = ir.FunctionType(ir.VoidType(), [])
+        builder.call(cgutils.get_or_insert_function(builder.module, nothing, "llvm.x86.sse2.pause"), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+def _yield_thread(typing: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), []), "sched_yield")
+        builder.call(function, [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
 def _fetch_add(typing: Any, counter: Any, amount: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         start = context.make_array(counter)(context, builder, arguments[0]).data
-        return builder.atomic_rmw("add", start, arguments[1], "monotonic")
+        return builder.atomic_rmw("add", start, arguments[1], "acq_rel")
 
     return types.int64(counter, types.int64), generate
 
@@ -78,3 +106,21 @@ The worker returns nothing and does not raise; what is to do it takes from a cou
 
 fetch_add: Callable[..., int] = intrinsic(_fetch_add)
 """(counter, amount) -> the first element of an int64 array before `amount` was added to it, atomically."""
+
+_load_shared_counter: Callable[..., int] = intrinsic(_load_shared)
+_pause_thread: Callable[..., None] = intrinsic(_pause)
+_yield_processor: Callable[..., None] = intrinsic(_yield_thread)
+
+_SPINS = 4000
+"""So often a thread looks again before it lets another one have the processor: some 50 us."""
+
+
+@inlined
+def wait_until(counter: Counter, value: int) -> None:
+    """Return when the counter has reached `value`: what other threads did before they added to it is then seen."""
+    spins = 0
+    while _load_shared_counter(counter) < value:
+        _pause_thread()
+        spins += 1
+        if spins >= _SPINS:
+            _yield_processor()

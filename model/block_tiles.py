@@ -1,0 +1,115 @@
+"""One tile of 16 outputs with any rows: which instructions take them. For the kernels on CPUs; knows no model.
+
+Few rows go through VNNI one to four at a time, many through AMX by sixteens where the machine has it; that changes no
+bit (model/block_products.py).
+"""
+
+from typing import NamedTuple
+
+
+from model.block_products import (
+    LINE,
+    TILE_ROWS,
+    block_bytes,
+    rows_1_of_4,
+    rows_1_of_8,
+    rows_2_of_4,
+    rows_2_of_8,
+    rows_4_of_4,
+    rows_4_of_8,
+    rows_16_of_4,
+    rows_16_of_8,
+    unpack_4,
+)
+from model.jit import compiled, inlined
+
+_FEW_ROWS = 6
+"""Up to so many are faster through VNNI."""
+_BYTES_OF_4, _BYTES_OF_8 = block_bytes(4), block_bytes(8)
+_PANEL_BYTES = 16 * LINE
+"""Of a block of 4 bits, unpacked for AMX."""
+_SUM_BYTES = 4 * TILE_ROWS * LINE
+
+
+class BlockRows(NamedTuple):
+    """Addresses of rows in blocks, as `quantise_block` leaves them; whole sixteens of rows can be read."""
+
+    codes: int
+    scales: int
+    sums: int
+    num_blocks: int
+    """Of a row."""
+
+
+class TileScratch(NamedTuple):
+    """What one thread needs beside its results."""
+
+    panel: int
+    sums: int
+    has_amx: bool
+
+
+@inlined
+def scratch_bytes(num_blocks: int) -> int:
+    """Return the bytes that `tile_scratch` divides up, for rows of so many blocks."""
+    return _SUM_BYTES + num_blocks * _PANEL_BYTES
+
+
+@inlined
+def tile_scratch(address: int, has_amx: bool) -> TileScratch:
+    """Divide up memory that begins on a cache line."""
+    return TileScratch(address + _SUM_BYTES, address, has_amx)
+
+
+@inlined
+def tile_bytes(bits: int, num_blocks: int) -> int:
+    """Return the bytes of a tile of weights."""
+    return (_BYTES_OF_4 if bits == 4 else _BYTES_OF_8) * num_blocks
+
+
+@compiled
+def multiply_tile(
+    rows: BlockRows, first: int, count: int, weight: int, bits: int, out: int, scratch: TileScratch
+) -> None:
+    """Write what a tile at `weight` gives for rows first … first + count - 1: 16 float32 each, from `out` on.
+
+    There must be room for whole sixteens of rows in `out`.
+    """
+    stride, scalar_stride = rows.num_blocks * LINE, rows.num_blocks * 4
+    by_sixteens = scratch.has_amx and count > _FEW_ROWS
+    if by_sixteens and bits == 4:
+        unpack_4(weight, rows.num_blocks, scratch.panel)
+    row = 0
+    while row < count:
+        x, scales = rows.codes + (first + row) * stride, rows.scales + (first + row) * scalar_stride
+        sums, target, left = rows.sums + (first + row) * scalar_stride, out + row * LINE, count - row
+        if by_sixteens and left > _FEW_ROWS:
+            row += TILE_ROWS
+            if bits == 4:
+                rows_16_of_4(
+                    x, scales, sums, stride, scalar_stride, weight, rows.num_blocks, target, scratch.panel, scratch.sums
+                )
+            else:
+                rows_16_of_8(
+                    x, scales, sums, stride, scalar_stride, weight, rows.num_blocks, target, scratch.panel, scratch.sums
+                )
+        elif left >= 4:
+            row += 4
+            if bits == 4:
+                rows_4_of_4(x, scales, sums, stride, scalar_stride, weight, rows.num_blocks, target)
+            else:
+                rows_4_of_8(x, scales, sums, stride, scalar_stride, weight, rows.num_blocks, target)
+        elif left >= 2:
+            row += 2
+            if bits == 4:
+                rows_2_of_4(x, scales, sums, stride, scalar_stride, weight, rows.num_blocks, target)
+            else:
+                rows_2_of_8(x, scales, sums, stride, scalar_stride, weight, rows.num_blocks, target)
+        else:
+            row += 1
+            if bits == 4:
+                rows_1_of_4(x, scales, sums, stride, scalar_stride, weight, rows.num_blocks, target)
+            else:
+                rows_1_of_8(x, scales, sums, stride, scalar_stride, weight, rows.num_blocks, target)
+
+
