@@ -1,14 +1,14 @@
 """The step loop: the one asyncio task that owns the scheduler, and the worker thread on which steps are computed.
 
 Clients call `submit` and `end`, which return at once; a request's events arrive in its `TokenStream`. While the worker
-computes, the event loop is free. Delivery never blocks: a stream buffers what its reader has not taken, at most the
-request's tokens."""
+computes, the event loop is free, and what the step before has brought is delivered: the model does not wait for it.
+Delivery never blocks: a reader is a plain function, which takes note of the event."""
 
 import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -33,22 +33,27 @@ class Executor(Protocol):
 
 
 class TokenStream:
-    """The tokens of one request as they come, then its `Finished`. Iterate it once."""
+    """The tokens of one request as they come, then its `Finished`. It has one reader."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self._events: asyncio.Queue[StreamEvent] = asyncio.Queue()
+        self._reader: Callable[[StreamEvent], None] | None = None
+        self._unread: list[StreamEvent] = []
 
     def push(self, event: StreamEvent) -> None:
-        """Deliver an event; never waits."""
-        self._events.put_nowait(event)
+        """Deliver an event: to the reader, or kept until there is one."""
+        if self._reader is None:
+            self._unread.append(event)
+        else:
+            self._reader(event)
 
-    async def __aiter__(self) -> AsyncIterator[StreamEvent]:
-        while True:
-            event = await self._events.get()
-            yield event
-            if isinstance(event, Finished):
-                return
+    def read_by(self, reader: Callable[[StreamEvent], None]) -> None:
+        """Call `reader` with each event, with those that have come already first. It must not wait. Call this once."""
+        assert self._reader is None, f"request {self.request.request_id} has a reader"
+        self._reader = reader
+        unread, self._unread = self._unread, []
+        for event in unread:
+            reader(event)
 
 
 class StepLoop:
@@ -76,6 +81,7 @@ class StepLoop:
         self._accepting = True
         self._stopping = False
         self._ended = False
+        self._delivering = False
 
     @property
     def is_accepting(self) -> bool:
@@ -125,8 +131,8 @@ class StepLoop:
         try:
             while not self._stopping:
                 batch = self.scheduler.plan(self._clock())
-                self._deliver()
                 if batch is None:
+                    self._deliver()
                     self._work.clear()
                     await self._work.wait()
                 else:
@@ -135,27 +141,43 @@ class StepLoop:
             self._ended = True
             self._worker.shutdown()
             self.stop()
+            self._deliver()
 
     async def _step(self, batch: Batch) -> None:
+        computing = asyncio.get_running_loop().run_in_executor(self._worker, self._executor.execute, batch)
+        self._deliver()
         try:
-            output = await asyncio.get_running_loop().run_in_executor(self._worker, self._executor.execute, batch)
+            output = await computing
         except Exception as error:
             # Whatever a step raises ends the step's own requests and no others.
             log.exception("step %d failed", batch.step_id)
             self.scheduler.fail(f"{type(error).__name__}: {error}", self._clock())
         else:
             self.scheduler.commit(output, self._clock())
-        self._deliver()
 
     def _deliver(self) -> None:
-        for event in self.scheduler.take_events():
-            self._observe(event)
-            if isinstance(event, TokenSampled):
-                self._streams[event.request_id].push(event)
-            elif isinstance(event, Finished):
-                self._streams.pop(event.request_id).push(event)
+        if self._delivering:  # a reader has ended its request: the events of that come after those before them
+            return
+        self._delivering = True
+        while events := self.scheduler.take_events():
+            for event in events:
+                self._observe(event)
+                if isinstance(event, TokenSampled):
+                    self._push(self._streams[event.request_id], event)
+                elif isinstance(event, Finished):
+                    self._push(self._streams.pop(event.request_id), event)
+        self._delivering = False
         if not self._streams:
             self._idle.set()
+
+    def _push(self, stream: TokenStream, event: StreamEvent) -> None:
+        try:
+            stream.push(event)
+        except Exception as error:
+            # Whatever a reader raises ends its own request and no other.
+            log.exception("request %d cannot be delivered", event.request_id)
+            message = f"{type(error).__name__}: {error}"
+            self.scheduler.end(event.request_id, FinishReason.ERROR, self._clock(), message)
 
     async def drain(self, grace_s: float) -> None:
         """Accept no more, let accepted requests finish for `grace_s` seconds, end what is left with an error, then

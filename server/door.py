@@ -6,6 +6,7 @@ one from its beginning to its end, whichever is served to others meanwhile.
 
 import secrets
 from dataclasses import dataclass, field
+from functools import partial
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -84,18 +85,19 @@ class Cors:
             await self.app(scope, receive, send)
             return
         origin = Headers(scope=scope).get("origin")
-
-        async def send_with_origin(message: Message) -> None:
-            if message["type"] == "http.response.start" and origin is not None:
-                headers = MutableHeaders(scope=message)
-                headers["Access-Control-Allow-Origin"] = origin
-                headers.add_vary_header("Origin")
-            await send(message)
-
+        answer = send if origin is None else partial(_send_with_origin, origin, send)
         if scope["method"] == "OPTIONS":
-            await _preflight()(scope, receive, send_with_origin)
+            await _preflight()(scope, receive, answer)
         else:
-            await self.app(scope, receive, send_with_origin)
+            await self.app(scope, receive, answer)
+
+
+async def _send_with_origin(origin: str, send: Send, message: Message) -> None:
+    if message["type"] == "http.response.start":
+        headers = MutableHeaders(scope=message)
+        headers["Access-Control-Allow-Origin"] = origin
+        headers.add_vary_header("Origin")
+    await send(message)
 
 
 def _preflight() -> Response:

@@ -10,8 +10,9 @@ from scheduler.batch import Sample, SamplingParams
 from scheduler.events import FinishReason
 from server.adapter_registry import ServedList
 from server.engine import Engine
+from server.errors import dump_json
 from server.schemas import GenerationBody
-from server.streaming import Json
+from server.streaming import Json, frame
 from server.transcript import Piece, Transcript
 
 _STOP_TYPES = {FinishReason.EOS: "eos", FinishReason.WORD: "word", FinishReason.LIMIT: "limit"}
@@ -34,9 +35,9 @@ class NativeDialect:
         """Nothing precedes the first token."""
         return []
 
-    def partial(self, transcript: Transcript, piece: Piece) -> list[Json]:
+    def partial(self, transcript: Transcript, piece: Piece) -> bytes:
         """One frame a piece."""
-        frame: Json = {
+        content: Json = {
             "index": transcript.choice.index,
             "content": piece.text,
             "tokens": [sample.token_id for sample in piece.samples],
@@ -46,10 +47,11 @@ class NativeDialect:
             "tokens_evaluated": transcript.num_prompt,
         }
         if self.body.timings_per_token:
-            frame["timings"] = timings(transcript)
+            content["timings"] = timings(transcript)
         if self.body.num_logprobs:
-            frame["completion_probabilities"] = [probability(self.served.tokenizer, sample) for sample in piece.samples]
-        return [frame]
+            probabilities = [probability(self.served.tokenizer, sample) for sample in piece.samples]
+            content["completion_probabilities"] = probabilities
+        return frame(dump_json(content))
 
     def closing(self, transcript: Transcript) -> list[Json]:
         """The final object, with the text left out: it was sent."""

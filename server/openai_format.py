@@ -14,9 +14,10 @@ from scheduler.batch import Sample
 from scheduler.events import FinishReason
 from server.adapter_registry import ServedList
 from server.engine import Engine
+from server.errors import dump_json
 from server.native_format import probability, timings
 from server.schemas import GenerationBody
-from server.streaming import Json
+from server.streaming import Json, frame
 from server.transcript import Piece, Transcript
 from server.version import BUILD
 
@@ -34,6 +35,8 @@ class OpenAIDialect:
     end_of_stream: bytes = DONE
     answer_id: str = field(default_factory=lambda: "chatcmpl-" + secrets.token_hex(16))
     created_s: int = field(default_factory=lambda: int(time.time()))
+    _around_text: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    """What stands before and after the text of each choice's chunks, where nothing else in them changes."""
 
     def opening(self, transcript: Transcript) -> list[Json]:
         """In chat the role comes first."""
@@ -41,17 +44,34 @@ class OpenAIDialect:
             return []
         return [self._chunk(transcript, {"role": "assistant", "content": None}, None, [])]
 
-    def partial(self, transcript: Transcript, piece: Piece) -> list[Json]:
+    def partial(self, transcript: Transcript, piece: Piece) -> bytes:
         """One chunk a piece of text."""
         if not piece.text:
-            return []
-        delta: Json = {"content": piece.text} if self.form == "chat" else {"text": piece.text}
-        chunk = self._chunk(transcript, delta, None, piece.samples)
+            return b""
+        if self._has_more_than_text:
+            return frame(dump_json(self._full_chunk(transcript, piece)))
+        around = self._around_text.get(transcript.choice.index)
+        if around is None:
+            chunk = dump_json(self._chunk(transcript, self._delta(""), None, []))
+            before, _, after = frame(chunk).partition(b'""')  # the first empty string is the text
+            around = self._around_text[transcript.choice.index] = before, after
+        return around[0] + dump_json(piece.text) + around[1]
+
+    @property
+    def _has_more_than_text(self) -> bool:
+        body = self.body
+        return body.num_logprobs is not None or body.timings_per_token or body.stream_options.continuous_usage_stats
+
+    def _full_chunk(self, transcript: Transcript, piece: Piece) -> Json:
+        chunk = self._chunk(transcript, self._delta(piece.text), None, piece.samples)
         if self.body.stream_options.continuous_usage_stats:
             chunk["usage"] = usage([transcript], piece.num_generated)
         if self.body.timings_per_token:
             chunk["timings"] = timings(transcript)
-        return [chunk]
+        return chunk
+
+    def _delta(self, text: str) -> Json:
+        return {"content": text} if self.form == "chat" else {"text": text}
 
     def closing(self, transcript: Transcript) -> list[Json]:
         """The chunk with the reason, and no text."""

@@ -1,17 +1,18 @@
 """The life of an answer: submit its requests, turn their events into frames or one body, and free everything on every
 way out.
 
-Headers go out when the requests are accepted, before any token. A client that leaves, at any stage and in either form
-of answer, is noticed by `receive`, and the `finally` at the end of `Answer.__call__` gives slot, blocks and adapters
-back. How frames look is the dialect's business. An answer from the response cache takes the same way as a new one, but
-for the step loop.
+Events become text as soon as the step loop delivers them, however slowly the client reads; one task of the answer sends
+what has become of them. Headers go out when the requests are accepted, before any token. A client that leaves, at any
+stage and in either form of answer, is noticed by `receive`, and the `finally` at the end of `Answer.__call__` gives
+slot, blocks and adapters back. How frames look is the dialect's business. An answer from the response cache takes the
+same way as a new one, but for the step loop.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
-from contextlib import aclosing
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from starlette.types import Receive, Scope, Send
@@ -20,7 +21,7 @@ from model.detokenizer import Detokenizer
 from model.stop_strings import StopStrings
 from scheduler.errors import QueueFull, ShuttingDown
 from scheduler.events import Finished, FinishReason
-from scheduler.loop import TokenStream
+from scheduler.loop import StreamEvent, TokenStream
 from server.engine import Engine
 from server.errors import GenerationFailed, JsonResponse, ServerBusy, TimeUp, dump_json, error_body
 from server.generation import RANDOM_SEED, Choice
@@ -43,8 +44,8 @@ class Dialect(Protocol):
         """Return the frames of a choice before its first token."""
         ...
 
-    def partial(self, transcript: Transcript, piece: Piece) -> list[Json]:
-        """Return the frames for a piece of text."""
+    def partial(self, transcript: Transcript, piece: Piece) -> bytes:
+        """Return the frame for a piece of text, as it is sent; b"" where there is none for it."""
         ...
 
     def closing(self, transcript: Transcript) -> list[Json]:
@@ -72,15 +73,18 @@ class Answer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send. A refusal by the scheduler is raised before anything is sent."""
         transcripts: list[Transcript] = []
+        arrivals = Arrivals()
         timeout_s = self.engine.settings.request_timeout
         left_s = max(timeout_s - self.choices[0].served.waited_s, 0.0)
         timer = asyncio.get_running_loop().call_later(left_s, self._time_out, transcripts) if timeout_s else None
         try:
             self._submit_all(transcripts)
+            for transcript in transcripts:
+                transcript.stream.read_by(partial(self._read, transcript, arrivals))
             if self.body.stream:
-                await unless_disconnected(self._send_stream(transcripts, send), receive)
+                await unless_disconnected(self._send_stream(transcripts, arrivals, send), receive)
             else:
-                await unless_disconnected(self._send_whole(transcripts, scope, receive, send), receive)
+                await unless_disconnected(self._send_whole(transcripts, arrivals, scope, receive, send), receive)
         finally:
             if timer is not None:
                 timer.cancel()
@@ -149,87 +153,106 @@ class Answer:
         for transcript in transcripts:
             self.engine.loop.end(transcript.request.request_id, reason, "" if has_any else message)
 
-    async def _send_whole(self, transcripts: Sequence[Transcript], scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._follow_all(transcripts)) as pieces:
-            async for _ in pieces:
-                pass
+    def _read(self, transcript: Transcript, arrivals: "Arrivals", event: StreamEvent) -> None:
+        """Take an event of a request, and let what has become of it arrive."""
+        if transcript.is_complete:  # before the request has ended
+            return
+        if isinstance(event, Finished):
+            if event.reason is FinishReason.ERROR:
+                arrivals.fail(GenerationFailed(event.message))
+                return
+            if event.reason is FinishReason.TIMEOUT:
+                arrivals.fail(TimeUp(event.message))
+                return
+            piece = transcript.finish(event)
+        else:
+            piece = transcript.add(event)
+        if transcript.reason is not None:
+            self.engine.loop.end(transcript.request.request_id, transcript.reason)
+            self._remember(transcript)
+        arrivals.put(transcript, piece)
+
+    async def _send_whole(
+        self, transcripts: Sequence[Transcript], arrivals: "Arrivals", scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        while not all(transcript.is_complete for transcript in transcripts):
+            await arrivals.take()
         await JsonResponse(self.dialect.whole(transcripts))(scope, receive, send)
 
-    async def _send_stream(self, transcripts: Sequence[Transcript], send: Send) -> None:
+    async def _send_stream(self, transcripts: Sequence[Transcript], arrivals: "Arrivals", send: Send) -> None:
         headers = [
             (b"content-type", b"text/event-stream"),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-
-        async def send_frames(frames: Sequence[Json]) -> None:
-            if frames:
-                await send({"type": "http.response.body", "body": b"".join(map(_frame, frames)), "more_body": True})
-
         try:
-            for transcript in transcripts:
-                await send_frames(self.dialect.opening(transcript))
-            async with aclosing(self._follow_all(transcripts)) as pieces:
-                async for transcript, piece in pieces:
-                    if piece is None:
-                        await send_frames(self.dialect.closing(transcript))
-                    else:
-                        await send_frames(self.dialect.partial(transcript, piece))
-            await send_frames(self.dialect.summary(transcripts))
+            await _send_frames(b"".join(_frames(self.dialect.opening(transcript)) for transcript in transcripts), send)
+            num_left = len(transcripts)
+            while num_left:
+                frames = []
+                for transcript, piece, is_last in await arrivals.take():
+                    if piece is not None:
+                        frames.append(self.dialect.partial(transcript, piece))
+                    if is_last:
+                        frames.append(_frames(self.dialect.closing(transcript)))
+                        num_left -= 1
+                await _send_frames(b"".join(frames), send)
+            await _send_frames(_frames(self.dialect.summary(transcripts)), send)
             last = self.dialect.end_of_stream
         except GenerationFailed as error:
-            last = _frame(error_body(error))
+            last = frame(dump_json(error_body(error)))
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _follow(self, transcript: Transcript) -> AsyncIterator[Piece]:
-        """Yield the pieces of one answer. Raises GenerationFailed."""
-        async for event in transcript.stream:
-            if isinstance(event, Finished):
-                if event.reason is FinishReason.ERROR:
-                    raise GenerationFailed(event.message)
-                if event.reason is FinishReason.TIMEOUT:
-                    raise TimeUp(event.message)
-                piece = transcript.finish(event)
-            else:
-                piece = transcript.add(event)
-            if transcript.reason is not None:
-                # At once, however slowly the client reads.
-                self.engine.loop.end(transcript.request.request_id, transcript.reason)
-                self._remember(transcript)
-            if piece is not None:
-                yield piece
-            if transcript.reason is not None:
-                return
 
-    async def _follow_all(self, transcripts: Sequence[Transcript]) -> AsyncGenerator[tuple[Transcript, Piece | None]]:
-        """Yield the pieces of all answers as they come, and (transcript, None) at the end of each. Raises
-        GenerationFailed.
-        """
-        arrived: asyncio.Queue[tuple[int, Piece | None]] = asyncio.Queue()
+class Arrivals:
+    """What has become of the events of an answer and was not sent yet, in order."""
 
-        async def pump(position: int) -> None:
-            try:
-                async for piece in self._follow(transcripts[position]):
-                    arrived.put_nowait((position, piece))
-            finally:
-                arrived.put_nowait((position, None))
+    def __init__(self) -> None:
+        self._items: list[tuple[Transcript, Piece | None, bool]] = []
+        self._failure: GenerationFailed | None = None
+        self._taker: asyncio.Future[None] | None = None
 
-        tasks = [asyncio.create_task(pump(position)) for position in range(len(transcripts))]
-        try:
-            for _ in transcripts:
-                while (item := await arrived.get())[1] is not None:
-                    yield transcripts[item[0]], item[1]
-                await tasks[item[0]]  # Raises what ended it.
-                yield transcripts[item[0]], None
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    def put(self, transcript: Transcript, piece: Piece | None) -> None:
+        """Add a piece, or the end of a choice, or both at once."""
+        is_last = transcript.is_complete
+        if piece is not None or is_last:
+            self._items.append((transcript, piece, is_last))
+            self._wake()
+
+    def fail(self, failure: GenerationFailed) -> None:
+        """Let `take` raise a failure, after what came before it."""
+        self._failure = self._failure or failure
+        self._wake()
+
+    async def take(self) -> list[tuple[Transcript, Piece | None, bool]]:
+        """Wait until there is something, and return all there is: choice, piece, whether it is the choice's last. One
+        task may wait. Raises GenerationFailed."""
+        if not self._items and self._failure is None:
+            self._taker = asyncio.get_running_loop().create_future()
+            await self._taker
+        items, self._items = self._items, []
+        if not items and self._failure is not None:
+            raise self._failure
+        return items
+
+    def _wake(self) -> None:
+        if self._taker is not None and not self._taker.done():
+            self._taker.set_result(None)
 
 
-def _frame(content: Json) -> bytes:
-    return b"data: " + dump_json(content) + b"\n\n"
+async def _send_frames(frames: bytes, send: Send) -> None:
+    if frames:
+        await send({"type": "http.response.body", "body": frames, "more_body": True})
+
+
+def _frames(contents: Sequence[Json]) -> bytes:
+    return b"".join(frame(dump_json(content)) for content in contents)
+
+
+def frame(content: bytes) -> bytes:
+    """Return the server-sent event that carries a JSON text."""
+    return b"data: " + content + b"\n\n"
 
 
 async def unless_disconnected(work: Coroutine[None, None, None], receive: Receive) -> None:

@@ -109,6 +109,11 @@ class Transcript:
         return piece
 
     @property
+    def is_complete(self) -> bool:
+        """Whether nothing more comes; then `reason` says why."""
+        return self.reason is not None
+
+    @property
     def token_ids(self) -> list[int]:
         """The generated tokens, those of a stop string included."""
         return [sample.token_id for sample in self.received]

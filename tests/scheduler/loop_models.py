@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from scheduler.batch import Batch, StepOutput
 from scheduler.cohort import CohortKey
 from scheduler.core import Scheduler
-from scheduler.events import Finished
-from scheduler.loop import Executor, StepLoop, TokenStream
+from scheduler.events import Finished, TokenSampled
+from scheduler.loop import Executor, StepLoop, StreamEvent, TokenStream
 from scheduler.request import Request
 from tests.scheduler.builders import make_limits
 from tests.scheduler.fake_model import FakeModel
@@ -101,9 +101,23 @@ def submit(loop: StepLoop, executor: ObservedModel, request: Request) -> TokenSt
 
 
 async def read(stream: TokenStream) -> tuple[list[int], Finished]:
-    tokens: list[int] = []
-    async for event in stream:
+    """Return the tokens of a stream and its end, when it has come."""
+    *tokens, finish = await read_events(stream)
+    assert isinstance(finish, Finished)
+    return [event.sample.token_id for event in tokens if isinstance(event, TokenSampled)], finish
+
+
+async def read_events(stream: TokenStream) -> list[StreamEvent]:
+    """Return the events of a stream, when the last has come."""
+    events: list[StreamEvent] = []
+    ended = asyncio.Event()
+
+    def note(event: StreamEvent) -> None:
+        assert not ended.is_set(), f"{event} after the end"
+        events.append(event)
         if isinstance(event, Finished):
-            return tokens, event
-        tokens.append(event.sample.token_id)
-    raise AssertionError("the stream ended without Finished")
+            ended.set()
+
+    stream.read_by(note)
+    await ended.wait()
+    return events
