@@ -5,17 +5,27 @@ so that a second start compiles nothing. numba drops it when the kernel's own mo
 other modules takes part through the digest in the name it is stored under.
 """
 
+import functools
 import hashlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from numba import njit
+from numba import config, njit
+from numba.core.codegen import get_host_cpu_features
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_BORROWED = ("addresses.py", "jit.py", "matrices_cpu.py", "rows_cpu.py", "simd.py", "team.py")
-_DIGEST = hashlib.sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in _BORROWED)).hexdigest()[:12]
+_ROOT = Path(__file__).parents[1]
+_IMPORT = re.compile(r"^from ((?:model|scheduler)\.\w+) import ", re.MULTILINE)
+
+
+@functools.cache
+def compiles_for(extension: str) -> bool:
+    """Whether kernels may hold the instructions of an extension of the CPU's, by LLVM's name for it."""
+    features: str = config.CPU_FEATURES or get_host_cpu_features()
+    return f"+{extension}" in features.split(",")
 
 
 def inlined(function: Function) -> Function:
@@ -30,5 +40,26 @@ def compiled(function: Function) -> Function:
 
 def kernel(function: Function) -> Function:
     """Compile an entry point when it is first called, or load what an earlier process compiled. It releases the GIL."""
-    function.__qualname__ += f"-{_DIGEST}"
+    function.__qualname__ += f"-{_digest(function.__module__)}"
     return cast(Function, njit(nogil=True, cache=True, error_model="numpy")(function))
+
+
+def sources_of(module: str) -> set[str]:
+    """Return the modules of ours whose code a kernel in `module` may hold: itself, and what it imports, all the way."""
+    found, left = set(), [module]
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left += _IMPORT.findall(_source(name).read_text(encoding="utf-8"))
+    return found
+
+
+@functools.cache
+def _digest(module: str) -> str:
+    contents = b"".join(_source(name).read_bytes() for name in sorted(sources_of(module)))
+    return hashlib.sha256(contents).hexdigest()[:12]
+
+
+def _source(module: str) -> Path:
+    return _ROOT.joinpath(*module.split(".")).with_suffix(".py")

@@ -3,12 +3,23 @@
 from pathlib import Path
 
 from model import jit
+from model.jit import sources_of
+
+MODULES = {f"model.{path.stem}": path.read_text(encoding="utf-8") for path in Path(jit.__file__).parent.glob("*.py")}
 
 
-def test_every_module_that_kernels_borrow_from_takes_part_in_the_name_of_the_machine_code() -> None:
-    folder = Path(jit.__file__).parent
-    sources = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.py")}
-    compiled_there = {name for name, text in sources.items() if "import inlined" in text or "import intrinsic" in text}
-    lenders = {name for name in compiled_there if "@kernel" not in sources[name]}
-    assert {"simd.py", "team.py", "matrices_cpu.py"} <= lenders
-    assert lenders | {"jit.py"} == set(jit._BORROWED)
+def test_all_that_a_kernel_may_hold_takes_part_in_the_name_of_its_machine_code() -> None:
+    lenders = {"model.simd", "model.block_products", "model.amx", "model.attention_cpu", "model.team", "model.jit"}
+    assert lenders | {"model.fused_layers", "scheduler.batch"} <= sources_of("model.fused_layers")
+    assert sources_of("model.simd") == {"model.simd", "model.jit"}
+
+
+def test_what_kernels_do_not_read_takes_no_part() -> None:
+    assert not {"model.sampler", "model.decoder", "model.block_decoder"} & sources_of("model.fused_layers")
+
+
+def test_modules_with_kernels_name_what_they_import_in_the_way_that_is_looked_for() -> None:
+    for name, text in MODULES.items():
+        if "@kernel" in text:
+            assert "import model" not in text, name
+            assert "from model import" not in text, name
