@@ -9,6 +9,7 @@ Source: the GGUF specification in ggml's docs/gguf.md, versions 2 and 3.
 """
 
 import math
+import mmap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -76,6 +77,8 @@ class GgufFile:
     metadata: Mapping[str, GgufValue]
     tensors: Mapping[str, GgufTensor]
     _bytes: npt.NDArray[np.uint8]
+    _map: mmap.mmap | None
+    """What `_bytes` is a view of, where the file is mapped."""
 
     def read(self, name: str, index: int | None = None) -> torch.Tensor:
         """Return a tensor, or its part `index` along the slowest dimension, dequantised to float32, in memory of its
@@ -85,7 +88,9 @@ class GgufFile:
             values = gguf.dequantize(self.stored_rows(name, index), gguf.GGMLQuantizationType(tensor.type_id))
         values = values.reshape(tensor.shape if index is None else tensor.shape[1:])
         # Stored float32 is not copied by the dequantisation, and would be read-only here.
-        return torch.from_numpy(values if values.flags.writeable else np.array(values))
+        tensor_values = torch.from_numpy(values if values.flags.writeable else np.array(values))
+        self.forget(name)
+        return tensor_values
 
     def read_compact(self, name: str) -> torch.Tensor:
         """Return a tensor in the type that it is stored in where torch computes with it, else in float32."""
@@ -104,6 +109,13 @@ class GgufFile:
         rows = self._bytes[tensor.start : tensor.start + tensor.num_bytes].reshape(*tensor.shape[:-1], -1)
         return rows if index is None else rows[index]
 
+    def forget(self, name: str) -> None:
+        """Let go of the memory that a tensor's bytes take here, where the file is mapped; they can be read again."""
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            tensor = self.tensors[name]
+            start = tensor.start - tensor.start % mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, start, tensor.start + tensor.num_bytes - start)
+
 
 def is_gguf(path: Path) -> bool:
     """Whether the file begins as GGUF files do. Raises CheckpointError where it cannot be read."""
@@ -121,21 +133,25 @@ def read_gguf(path: Path, *, mapped: bool = True) -> GgufFile:
     Raises CheckpointError naming the file and the key or tensor where it is not GGUF, truncated, inconsistent, or
     holds a tensor of a type that the gguf package cannot dequantise.
     """
-    content = _content(path, mapped)
+    content, mapping = _content(path, mapped)
     reader = _HeaderReader(path, content)
     num_tensors, num_values = reader.preamble()
     metadata = reader.metadata(num_values)
     tensors = reader.tensors(num_tensors, _alignment(path, metadata))
     for type_id in {tensor.type_id for tensor in tensors.values()}:
         _check_type(path, type_id, tensors)
-    return GgufFile(path, metadata, tensors, content)
+    return GgufFile(path, metadata, tensors, content, mapping)
 
 
-def _content(path: Path, mapped: bool) -> npt.NDArray[np.uint8]:
+def _content(path: Path, mapped: bool) -> tuple[npt.NDArray[np.uint8], mmap.mmap | None]:
     if path.exists() and not path.is_file():  # a pipe would never end
         raise CheckpointError(f"{path}: not a readable file: it is no regular file")
     try:
-        return np.memmap(path, mode="r", dtype=np.uint8) if mapped else np.fromfile(path, dtype=np.uint8)
+        if not mapped:
+            return np.fromfile(path, dtype=np.uint8), None
+        with path.open("rb") as file:
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return np.frombuffer(mapping, np.uint8), mapping
     except (OSError, ValueError) as error:  # an empty file cannot be mapped
         raise CheckpointError(f"{path}: not a readable file: {error}") from error
 

@@ -125,6 +125,8 @@ class GgufWeights(Mapping[str, torch.Tensor]):
             return quantise_blocks(self[name]) if codes is None else pack_blocks(*codes)
         except ValueError as error:
             raise CheckpointError(f"{self._file.path}: tensor {place.name}: {error}") from error
+        finally:
+            self._file.forget(place.name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
