@@ -14,11 +14,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+from model.jit import compiles_for
 
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 _I8, _I64, _VOID = ir.IntType(8), ir.IntType(64), ir.VoidType()
@@ -28,10 +30,10 @@ _POINTER = _I8.as_pointer()
 @functools.cache
 def has_amx_int8() -> bool:
     """Whether this process may multiply tiles of bytes; asks the system for it."""
-    features = binding.get_host_cpu_features()
-    if platform.system() != "Linux" or not (features.get("amx-int8", False) and features.get("amx-tile", False)):
+    if platform.system() != "Linux" or not _compiles():
         return False
-    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
+    refusal: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)
+    return refusal == 0
 
 
 def tile_configuration(shapes: Mapping[int, tuple[int, int]]) -> NDArray[np.uint8]:
@@ -44,7 +46,13 @@ def tile_configuration(shapes: Mapping[int, tuple[int, int]]) -> NDArray[np.uint
     return configuration
 
 
+def _compiles() -> bool:
+    return compiles_for("amx-int8") and compiles_for("amx-tile")
+
+
 def _call(builder: Any, name: str, arguments: list[Any]) -> None:
+    if not _compiles():  # LLVM would end the process; and nobody gets here without `has_amx_int8`
+        return
     kind = ir.FunctionType(_VOID, [argument.type for argument in arguments])
     builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), arguments)
 

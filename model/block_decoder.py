@@ -24,14 +24,14 @@ from model.backend import Backend
 from model.block_lora import BlockLowRank, lanes_of
 from model.block_products import TILE_SHAPES
 from model.block_tiles import BlockRows
-from model.block_weight import BLOCK, LANES, BlockWeight
+from model.block_weight import BLOCK, LANES
 from model.config import ModelConfig
 from model.decoder_weights import WeightLoader, head_projection, layer_projections
 from model.fused_layers import Buffers, Dims, Step, run_layers
 from model.gguf_names import load_blocks
 from model.kv_cache import KVCache
 from model.layers import RotaryTable
-from model.lora import Adaptable, LoraStack, Projection
+from model.lora import Adaptable, LoraStack
 from model.rope import local_rope_config, rope_attention_factor, rope_frequencies
 
 _SIXTEEN = 16
@@ -64,7 +64,9 @@ class BlockDecoder:
         self._projections = (*in_layers, (head_projection(config),))
         self.projections = tuple(projection for layer in self._projections for projection in layer)
         """The matrix products that adapters can touch."""
-        self.module_shapes = {module: (out, p.in_features) for p in self.projections for module, out in p.parts}
+        self.module_shapes: Mapping[str, tuple[int, int]] = {
+            module: (out, p.in_features) for p in self.projections for module, out in p.parts
+        }
         """(out, in) of each module that adapters can touch, by its path."""
         self.adaptable = Adaptable(self.projections, config.vocab_size, config.hidden_size)
         self._norms = _norms(config, WeightLoader(config, tensors, backend))
@@ -160,9 +162,7 @@ class BlockDecoder:
             if lora not in self._of_lists:
                 self._of_lists[lora] = self._tables_under(lora)
             tables = self._of_lists[lora]
-        if tables.layers[0, at.KEY_CACHE] != kv.keys[0].data_ptr():
-            tables.layers[:-1, at.KEY_CACHE] = [keys.data_ptr() for keys in kv.keys]
-            tables.layers[:-1, at.VALUE_CACHE] = [values.data_ptr() for values in kv.values]
+        tables.layers[:-1, [at.KEY_CACHE, at.VALUE_CACHE]] = kv.addresses
         return tables
 
     def _tables_under(self, lora: LoraStack) -> _Tables:
@@ -279,5 +279,3 @@ class _Workspace:
         self._kept.append(memory)
         start = memory.ctypes.data + -memory.ctypes.data % _LINE
         return BlockRows(start, start + count * _LINE, start + count * (_LINE + 4), num_blocks)
-
-

@@ -1,7 +1,9 @@
 """What an adapter list makes of the products in blocks: y ← gain ⊙ y + offset + B (A x), module by module.
 
-Both factors are weights of 8 bits in blocks, so that A x and B (A x) are products like the others, on the same integers.
-A module's ranks are those that its part of B uses; they are filled up to whole blocks with zeros.
+Both factors are weights of 8 bits in blocks, so that A x and B (A x) are products of integers like the others.
+A module's ranks are those that its part of B uses; they are filled up to whole blocks with zeros. Scales of blocks are
+float16, whose range is small, so each rank's row of A and column of B are made about equally large by a power of two:
+that changes nothing in their product. What is too large even so gives NaN, as infinite factors would.
 """
 
 from collections.abc import Sequence
@@ -15,6 +17,9 @@ from torch.nn import functional as F
 
 from model.block_weight import BLOCK, LANES, BlockWeight, quantise_blocks
 from model.lora_sum import DeltaSum
+
+_LARGEST = 30000.0
+"""The largest element: the range of a block fits float16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +57,19 @@ def _of_module(change: DeltaSum, rows: slice) -> BlockChange:
     gain, offset = (None if each is None else lanes_of(each[rows]) for each in (change.gain, change.offset))
     if not used.any():
         return BlockChange(None, None, gain, offset)
-    b = b[:, used]
-    return BlockChange(
-        quantise_blocks(change.a[used]), quantise_blocks(F.pad(b, (0, -b.shape[1] % BLOCK))), gain, offset
-    )
+    a, b = _balanced(change.a[used], b[:, used])
+    if not max(a.abs().max(), b.abs().max()) <= _LARGEST:  # or NaN
+        nothing_known = torch.full((b.shape[0],), torch.nan)
+        return BlockChange(None, None, None, lanes_of(nothing_known))
+    return BlockChange(quantise_blocks(a), quantise_blocks(F.pad(b, (0, -b.shape[1] % BLOCK))), gain, offset)
+
+
+def _balanced(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Multiply rows of A (R, in) and divide columns of B (out, R) by powers of two that make them equally large."""
+    sizes_a, sizes_b = a.abs().amax(dim=1), b.abs().amax(dim=0)  # (R,) each
+    exponents = ((sizes_b.log2() - sizes_a.log2()) / 2).round()
+    exponents[~exponents.isfinite()] = 0  # of zeros, and of what is no number
+    return torch.ldexp(a, exponents.unsqueeze(1)), torch.ldexp(b, -exponents)
 
 
 def lanes_of(values: Tensor) -> NDArray[np.float32]:

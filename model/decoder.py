@@ -36,7 +36,9 @@ class Decoder:
         self.projections = (*in_layers, head_projection(config))
         """The matrix products that adapters can touch."""
         self.adaptable = Adaptable(self.projections, config.vocab_size, config.hidden_size)
-        self.module_shapes = {module: (out, p.in_features) for p in self.projections for module, out in p.parts}
+        self.module_shapes: Mapping[str, tuple[int, int]] = {
+            module: (out, p.in_features) for p in self.projections for module, out in p.parts
+        }
         """(out, in) of each module that adapters can touch, by its path."""
         loader = WeightLoader(config, tensors, backend)
         self._embedding = loader.embedding()  # (V + 1, D)

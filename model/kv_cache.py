@@ -20,7 +20,7 @@ _CACHE_LINE = 64
 
 
 class KVCache:
-    """Paged keys and values of every layer, in the backend's compute dtype."""
+    """Paged keys and values of every layer, in the backend's dtype."""
 
     def __init__(self, config: ModelConfig, num_blocks: int, backend: Backend) -> None:
         self.num_blocks = num_blocks
@@ -29,6 +29,9 @@ class KVCache:
         # Zeros, not empty: a kernel may multiply what it masks by 0, and 0 · NaN would spoil the row.
         self.keys: list[Tensor] = [_zeros(shape, backend) for _ in range(config.num_layers)]
         self.values: list[Tensor] = [_zeros(shape, backend) for _ in range(config.num_layers)]
+        pairs = zip(self.keys, self.values, strict=True)
+        self.addresses = np.array([(keys.data_ptr(), values.data_ptr()) for keys, values in pairs], np.int64)  # (L, 2)
+        """Where each layer's keys and values begin, for kernels that compute all layers."""
 
     @staticmethod
     def bytes_per_block(config: ModelConfig, dtype: torch.dtype) -> int:

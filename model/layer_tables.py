@@ -16,7 +16,8 @@ x; BIAS, GAIN, OFFSET: float32, room for whole sixteens; A_TILES: of sixteen ran
 """
 NUM_PRODUCT_FIELDS = 11
 
-ATTENTION_NORM, Q_NORM, K_NORM, ATTENTION_OUT_NORM, MLP_NORM, MLP_OUT_NORM, WINDOW, IS_LOCAL, KEY_CACHE, VALUE_CACHE = range(10)
+ATTENTION_NORM, Q_NORM, K_NORM, ATTENTION_OUT_NORM, MLP_NORM, MLP_OUT_NORM = range(6)
+WINDOW, IS_LOCAL, KEY_CACHE, VALUE_CACHE = range(6, 10)
 """Fields of a layer (L + 1, fields): addresses of float32 weights; 0 for no window; which rotary table; the caches.
 
 In row L, ATTENTION_NORM is the last norm.

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from model.adapter import Adapter
 from model.backend import Backend
+from model.block_lora import BlockLowRank
 from model.layers import LowRank
-from model.lora_sum import sum_of_deltas
+from model.lora_sum import DeltaSum, sum_of_deltas
 from model.token_rows import EmbeddingLowRank, EmbeddingRows, HeadRows
 
 
@@ -51,7 +52,7 @@ class LoraStack:
     def __init__(
         self,
         vocab_size: int,
-        projections: Mapping[str, LowRank],
+        projections: Mapping[str, LowRank | BlockLowRank],
         norms: Mapping[str, Tensor],
         embedding: Sequence[EmbeddingLowRank | EmbeddingRows],
         head: HeadRows | None,
@@ -66,9 +67,9 @@ class LoraStack:
         self._embedding = embedding
         self._head = head
 
-    def touches(self, name: str) -> bool:
-        """Whether the list changes the projection at all."""
-        return name in self._projections
+    def change(self, name: str) -> LowRank | BlockLowRank | None:
+        """Return what the list changes in a projection, in the backend's form; None where it does not touch it."""
+        return self._projections.get(name)
 
     def add_to(self, name: str, y: Tensor, x: Tensor) -> None:
         """Turn the base model's `y` into the list's, in place, for projection `name`; nothing where the list does not
@@ -79,6 +80,7 @@ class LoraStack:
         """
         change = self._projections.get(name)
         if change is not None:
+            assert not isinstance(change, BlockLowRank), "the kernel of all layers makes these changes"
             change.add_to(y, x)
 
     def norm(self, module: str, weight: Tensor) -> Tensor:
@@ -128,14 +130,22 @@ def stack_adapters(scaled: Sequence[tuple[Adapter, float]], adaptable: Adaptable
     )
 
 
-def _projections(scaled: Sequence[tuple[Adapter, float]], adaptable: Adaptable, backend: Backend) -> dict[str, LowRank]:
+def _projections(
+    scaled: Sequence[tuple[Adapter, float]], adaptable: Adaptable, backend: Backend
+) -> dict[str, LowRank | BlockLowRank]:
     changes = {}
     for projection in adaptable.projections:
         change = sum_of_deltas(scaled, projection.in_features, projection.parts)
         if change is not None:
-            ops = backend.head_ops if projection.in_head_dtype else backend.ops
-            changes[projection.name] = ops.low_rank(change.a, change.b, change.gain, change.offset)
+            changes[projection.name] = _laid_out(change, projection, backend)
     return changes
+
+
+def _laid_out(change: DeltaSum, projection: Projection, backend: Backend) -> LowRank | BlockLowRank:
+    if backend.blocks:
+        return BlockLowRank(change, [size for _, size in projection.parts])
+    ops = backend.head_ops if projection.in_head_dtype else backend.ops
+    return ops.low_rank(change.a, change.b, change.gain, change.offset)
 
 
 def _norms(scaled: Sequence[tuple[Adapter, float]], backend: Backend) -> dict[str, Tensor]:

@@ -11,19 +11,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model.adapter import Adapter, LoraDelta
 from model.attention import AttentionStep
-from model.decoder import Decoder
 from model.kv_cache import KVCache
-from model.linear import pack_linear
+from model.language_model import LanguageModel
+from model.lora import LoraStack, stack_adapters
 from model.lora_cache import LoraCache
 from model.sampler import sample
 from scheduler.batch import BLOCK_SIZE, Batch, Row, SamplingParams, StepOutput
+from scheduler.cohort import AdapterId
 
 
 class ModelRunner:
     """The executor of the step loop: one decoder, its KV cache, and the adapters that batches may name."""
 
-    def __init__(self, decoder: Decoder, kv: KVCache, lora_cache: LoraCache) -> None:
+    def __init__(self, decoder: LanguageModel, kv: KVCache, lora_cache: LoraCache) -> None:
         self._decoder = decoder
         self._kv = kv
         self._lora_cache = lora_cache
@@ -31,25 +33,34 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepOutput:
         """Compute a batch: write the KV of its tokens, and sample one token for each row that has `sampling`."""
-        lora = self._lora_cache.get(batch.key)
-        device = self._decoder.backend.device
-        token_ids, step, logit_rows = step_tensors(batch.rows, device)
-        logits = self._decoder.forward(token_ids, step, logit_rows, self._kv, lora)  # (rows with sampling, V)
-        return StepOutput(tuple(sample(logits, [row for row in batch.rows if row.sampling is not None])))
+        return self._compute(batch.rows, self._lora_cache.get(batch.key))
 
+    @torch.inference_mode()
     def warm_up(self) -> None:
         """Run a few small batches, so that kernels are loaded before the first request. Overwrites free blocks."""
+        stack = stack_adapters([(_silent_adapter(self._decoder), 1.0)], self._decoder.adaptable, self._decoder.backend)
         for num_rows, num_tokens in ((1, BLOCK_SIZE), (1, 1), (min(4, self._kv.num_blocks), 1)):
             rows = tuple(
                 Row(request_id=i, token_ids=(0,) * num_tokens, start=0, block_table=(i,), sampling=SamplingParams())
                 for i in range(num_rows)
             )
-            self.execute(Batch(step_id=0, key=(), rows=rows))
-        for backend in (self._decoder.backend, self._decoder.backend.in_head_dtype()):
-            one = torch.ones(1, 1, device=backend.device)
-            x = backend.ops.add_rms_norm(one, None, one[0], eps=1.0)
-            y = pack_linear(one, None, backend)(x)
-            backend.ops.low_rank(torch.zeros(1, 1), torch.zeros(1, 1)).add_to(y, x)
+            for lora in (None, stack):
+                self._compute(rows, lora)
+
+    def _compute(self, rows: tuple[Row, ...], lora: LoraStack | None) -> StepOutput:
+        token_ids, step, logit_rows = step_tensors(rows, self._decoder.backend.device)
+        logits = self._decoder.forward(token_ids, step, logit_rows, self._kv, lora)  # (rows with sampling, V)
+        return StepOutput(tuple(sample(logits, [row for row in rows if row.sampling is not None])))
+
+
+def _silent_adapter(decoder: LanguageModel) -> Adapter:
+    """Make an adapter that adds B (0 x) in a layer and in the head, whose kernels may differ."""
+    shapes = {module: decoder.module_shapes[module] for module in (next(iter(decoder.module_shapes)), "lm_head")}
+    deltas = {
+        module: LoraDelta(torch.zeros(1, in_features), torch.ones(out_features, 1), factor=1.0)
+        for module, (out_features, in_features) in shapes.items()
+    }
+    return Adapter(AdapterId(-1, ""), "", "", "peft", deltas, 1.0, "", "")
 
 
 def step_tensors(rows: tuple[Row, ...], device: torch.device) -> tuple[Tensor, AttentionStep, Tensor]:

@@ -49,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Read by libgomp when torch is imported. By default its threads spin for milliseconds at every barrier; when some
     # other thread needs the core (the event loop, a client on the same machine), a step's 300 barriers wait for it.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    # Read by oneDNN before its first product. With AMX its products of bfloat16 give a row other bits in other batches,
+    # and serial equivalence goes; with AVX-512 they do not.
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
     from server.lifecycle import serve  # only now: a wrong flag should not wait for torch
 
     return serve(settings)

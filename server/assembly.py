@@ -9,8 +9,8 @@ import torch
 from model.adapter import BaseWeights
 from model.backend import choose_backend
 from model.chat_template import ChatTemplate
-from model.decoder import Decoder
 from model.kv_cache import KVCache
+from model.language_model import load_language_model
 from model.lora_cache import LoraCache
 from model.runner import ModelRunner
 from model.tokenizer import Tokenizer, load_tokenizer
@@ -44,13 +44,13 @@ def load_engine(settings: Settings, previous: Engine | None = None) -> Engine:
     previous one changes, whatever happens here.
     """
     torch.set_num_threads(settings.threads or num_physical_cores())
-    backend = choose_backend(settings.device, settings.dtype)
     catalog = open_catalog(settings) if previous is None else previous.adapters.catalog.with_base(model_names(settings))
     checkpoint = load_checkpoint(settings.model)
+    backend = choose_backend(settings.device, settings.dtype, checkpoint)
     tokenizer = load_tokenizer(checkpoint)
     chat_template = choose_chat_template(settings, tokenizer)
     config = checkpoint.config
-    decoder = Decoder(config, checkpoint.tensors, backend)
+    decoder = load_language_model(config, checkpoint.tensors, backend)
     block_bytes = KVCache.bytes_per_block(config, backend.dtype)
     lora_cache = LoraCache((), decoder.adaptable, backend, settings.lora_cache_bytes)
     adapters = ModelAdapters(

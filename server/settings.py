@@ -191,8 +191,12 @@ class Settings(BaseSettings):
         Literal["auto", "cpu", "cuda"], flag("--device", help="auto: cuda where there is a usable card")
     ] = "auto"
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"],
-        flag("--dtype", help="auto: the fastest that is right on this machine"),
+        Literal["auto", "float32", "bfloat16", "float16", "int8"],
+        flag(
+            "--dtype",
+            help="auto: the fastest that is right on this machine for this model; int8: products of integers on a CPU, "
+            "the codes of a block-quantised GGUF file as they are, other weights quantised to 8 bits",
+        ),
     ] = "auto"
     kv_cache_bytes: Annotated[
         NonNegative,

@@ -8,6 +8,8 @@ import pytest
 
 # As the command `cohort` does: beside another busy process these tests took five times as long without it.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+# And so that rows have the same bits in every batch (server/__main__.py).
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,13 @@
 """Drive a decoder over a paged cache, step by step, for tests that compare logits."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from model.decoder import Decoder
 from model.kv_cache import KVCache
+from model.language_model import LanguageModel
 from model.lora import LoraStack
 from model.runner import ModelRunner, step_tensors
 from scheduler.batch import BLOCK_SIZE, Batch, Row, Sample, SamplingParams
@@ -24,9 +25,9 @@ def scattered_tables(lengths: Sequence[int], seed: int = 0) -> tuple[int, list[t
     return len(blocks), [tuple(blocks[end - count : end]) for count, end in zip(counts, ends, strict=True)]
 
 
-def junk_cache(decoder: Decoder, num_blocks: int) -> KVCache:
-    """Make a cache full of `JUNK`."""
-    kv = KVCache(decoder.config, num_blocks, decoder.backend)
+def junk_cache(decoder: LanguageModel, num_blocks: int, dtype: torch.dtype | None = None) -> KVCache:
+    """Make a cache full of `JUNK`, of the backend's dtype or another."""
+    kv = KVCache(decoder.config, num_blocks, replace(decoder.backend, dtype=dtype or decoder.backend.dtype))
     for pages in (*kv.keys, *kv.values):
         pages.fill_(JUNK)
     return kv
@@ -34,19 +35,20 @@ def junk_cache(decoder: Decoder, num_blocks: int) -> KVCache:
 
 @torch.inference_mode()
 def logits_of(
-    decoder: Decoder,
+    decoder: LanguageModel,
     prompts: Sequence[Sequence[int]],
     schedule: Iterable[Sequence[int]],
     *,
     lora: LoraStack | None = None,
     seed: int = 0,
+    cache_dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
     """Compute prompts together and return the logits (tokens, V) of each.
 
     Each entry of `schedule` is a step: how many of its next tokens each prompt computes in it, 0 to sit it out.
     """
     num_blocks, tables = scattered_tables([len(prompt) for prompt in prompts], seed)
-    kv = junk_cache(decoder, num_blocks)
+    kv = junk_cache(decoder, num_blocks, cache_dtype)
     computed = [0] * len(prompts)
     logits: list[list[Tensor]] = [[] for _ in prompts]
     for counts in schedule:
@@ -60,14 +62,20 @@ def logits_of(
         out = decoder.forward(token_ids, step, torch.arange(len(token_ids)), kv, lora)  # (T, V)
         begin = 0
         for i in present:
-            logits[i].append(out[begin : begin + counts[i]])
+            logits[i].append(out[begin : begin + counts[i]].clone())
             begin += counts[i]
     return [torch.cat(parts) for parts in logits]
 
 
-def whole(decoder: Decoder, prompt: Sequence[int], *, lora: LoraStack | None = None) -> Tensor:
+def whole(
+    decoder: LanguageModel,
+    prompt: Sequence[int],
+    *,
+    lora: LoraStack | None = None,
+    cache_dtype: torch.dtype | None = None,
+) -> Tensor:
     """Compute one prompt alone in one step and return its logits (tokens, V)."""
-    [logits] = logits_of(decoder, [prompt], [[len(prompt)]], lora=lora)
+    [logits] = logits_of(decoder, [prompt], [[len(prompt)]], lora=lora, cache_dtype=cache_dtype)
     return logits
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from model.decoder import Decoder
 from model.kv_cache import KVCache
+from model.language_model import LanguageModel
 from model.lora_cache import LoraCache
 from model.runner import ModelRunner
 from model.tokenizer import Tokenizer
@@ -34,7 +34,7 @@ TEXT = Path(__file__).parents[1] / "load" / "peer_text.txt"
 WINDOW = 400
 
 
-def perplexity(decoder: Decoder, tokens: Sequence[int]) -> float:
+def perplexity(decoder: LanguageModel, tokens: Sequence[int]) -> float:
     """The decoder's perplexity on a text of `tokens`, in windows of WINDOW that do not see each other."""
     losses = []
     for start in range(0, len(tokens), WINDOW):
@@ -51,7 +51,7 @@ def chats(tokenizer: Tokenizer) -> Iterator[list[int]]:
         yield tokenizer.encode(text)
 
 
-def answers(decoder: Decoder, prompts: Sequence[list[int]]) -> list[list[int]]:
+def answers(decoder: LanguageModel, prompts: Sequence[list[int]]) -> list[list[int]]:
     """The NUM_NEW greedy tokens after each prompt."""
     outputs = []
     for start in range(0, len(prompts), 20):

@@ -77,7 +77,7 @@ def test_loaded_adapter_can_be_used_by_steps_and_is_described(adapters: ModelAda
             assert resident.load_s > 0
             stack = adapters.cache.get(((resident.id, 0.5),))
             assert stack is not None
-            assert stack.touches("layers.0.down")
+            assert stack.change("layers.0.down") is not None
 
     asyncio.run(main())
 
