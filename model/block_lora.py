@@ -58,7 +58,7 @@ def _of_module(change: DeltaSum, rows: slice) -> BlockChange:
     if not used.any():
         return BlockChange(None, None, gain, offset)
     a, b = _balanced(change.a[used], b[:, used])
-    if not max(a.abs().max(), b.abs().max()) <= _LARGEST:  # or NaN
+    if not all(factor.abs().max() <= _LARGEST for factor in (a, b)):  # or they are NaN
         nothing_known = torch.full((b.shape[0],), torch.nan)
         return BlockChange(None, None, None, lanes_of(nothing_known))
     return BlockChange(quantise_blocks(a), quantise_blocks(F.pad(b, (0, -b.shape[1] % BLOCK))), gain, offset)

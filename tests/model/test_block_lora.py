@@ -1,0 +1,228 @@
+"""Adapter lists on the decoder of integers: every part of an adapter against the reference in float32."""
+
+import gc
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from model.adapter import Adapter
+from model.backend import choose_backend, reference_backend
+from model.block_decoder import BlockDecoder
+from model.block_lora import BlockLowRank
+from model.block_weight import BLOCK, BlockWeight
+from model.decoder import Decoder
+from model.gguf_names import load_blocks
+from model.jit import compiles_for
+from model.lora import stack_adapters
+from model.lora_cache import LoraCache
+from model.lora_sum import DeltaSum
+from model.weights import load_checkpoint
+from scheduler.cohort import cohort_key
+from tests.model.changed_weights import PARTS, Plan, make_adapter
+from tests.model.decoding import logits_of, whole
+
+needs_vnni = pytest.mark.skipif(not compiles_for("avx512vnni"), reason="the CPU has no AVX-512 VNNI")
+SHAPE = {
+    "vocab_size": 265,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 64,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+    "attention_bias": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+class Base:
+    """A tiny model: transformers', and the decoders of its weights as integers and as what these stand for."""
+
+    def __init__(self, model: PreTrainedModel, folder: Path) -> None:
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.copy_(1 + 0.2 * noise if "norm" in name else noise * parameter.shape[-1] ** -0.5)
+        self.made = model.eval().requires_grad_(False)
+        model.save_pretrained(folder)
+        checkpoint = load_checkpoint(folder)
+        self.blocks = BlockDecoder(checkpoint.config, checkpoint.tensors, choose_backend("cpu", "int8", checkpoint))
+        tensors = {
+            name: _values(load_blocks(checkpoint.tensors, name)) if tensor.ndim == 2 else tensor
+            for name, tensor in checkpoint.tensors.items()
+        }
+        self.reference = Decoder(checkpoint.config, tensors, reference_backend())
+
+
+def _values(weight: BlockWeight) -> Tensor:
+    return torch.from_numpy(weight.rows(np.arange(weight.out_features)))
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Base]:
+    """Between them: biases on all linears of the layers, norms on queries and keys, a tied head and one of its own."""
+    qwen3, llama = tmp_path_factory.mktemp("qwen3"), tmp_path_factory.mktemp("llama")
+    return {
+        "qwen3": Base(Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=False)), qwen3),
+        "llama": Base(LlamaForCausalLM(LlamaConfig(**SHAPE, mlp_bias=True, tie_word_embeddings=True)), llama),
+    }
+
+
+plans = st.builds(
+    Plan,
+    seed=st.integers(0, 2**31),
+    parts=st.frozensets(st.sampled_from(PARTS), min_size=1),
+    rank=st.sampled_from([1, 3, 16, 33, 40]),
+    factor=st.sampled_from([0.5, 1.0, 1.7]),
+)
+scales = st.floats(-1.0, 1.0).filter(lambda scale: abs(scale) > 0.01)
+lists = st.lists(st.tuples(plans, scales), min_size=1, max_size=3)
+families = st.sampled_from(["qwen3", "llama"])
+
+
+def adapters_of(base: Base, planned: Sequence[tuple[Plan, float]]) -> list[tuple[Adapter, float]]:
+    return [(make_adapter(base.made, i, plan), scale) for i, (plan, scale) in enumerate(planned)]
+
+
+def prompt(seed: int, length: int, vocab_size: int) -> list[int]:
+    return torch.randint(0, vocab_size, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def assert_list_is_the_references(base: Base, scaled: Sequence[tuple[Adapter, float]], seed: int = 0) -> None:
+    stack = stack_adapters(scaled, base.blocks.adaptable, base.blocks.backend)
+    plain = stack_adapters(scaled, base.reference.adaptable, base.reference.backend)
+    assert stack.vocab_size == plain.vocab_size
+    tokens = prompt(seed, 12, stack.vocab_size)
+    got, wanted = whole(base.blocks, tokens, lora=stack), whole(base.reference, tokens, lora=plain)
+    assert torch.equal(got == -torch.inf, wanted == -torch.inf)
+    finite = wanted > -torch.inf
+    error = (got[finite] - wanted[finite]).abs()
+    assert float(error.mean()) <= 0.02 * float(wanted[finite].abs().mean())
+
+
+@needs_vnni
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_of_an_adapter_acts(bases: Mapping[str, Base], family: str, part: str) -> None:
+    companions = {"delta biases": {"deltas"}, "dora": {"deltas", "head"}, "added tokens": {"embedding rows"}}
+    parts, base = frozenset({part} | companions.get(part, set())), bases[family]
+    scaled = adapters_of(base, [(Plan(seed, parts, rank=16, factor=1.0), 0.6) for seed in range(4)])
+    assert_list_is_the_references(base, scaled)
+    stack = stack_adapters(scaled, base.blocks.adaptable, base.blocks.backend)
+    tokens = prompt(0, 12, 265)
+    changed, own = whole(base.blocks, tokens, lora=stack)[:, :265], whole(base.blocks, tokens)
+    assert float((changed - own).abs().mean()) > 0.01 * float(own.abs().mean())
+
+
+@needs_vnni
+@settings(max_examples=60, deadline=None)
+@given(family=families, planned=lists, seed=st.integers(0, 1000))
+def test_a_list_computes_what_the_reference_computes(
+    bases: Mapping[str, Base], family: str, planned: list[tuple[Plan, float]], seed: int
+) -> None:
+    assert_list_is_the_references(bases[family], adapters_of(bases[family], planned), seed)
+
+
+@needs_vnni
+@settings(max_examples=30, deadline=None)
+@given(family=families, planned=lists, lengths=st.lists(st.integers(2, 9), max_size=20))
+def test_a_token_has_the_same_bits_alone_and_in_any_batch(
+    bases: Mapping[str, Base], family: str, planned: list[tuple[Plan, float]], lengths: list[int]
+) -> None:
+    decoder, lengths = bases[family].blocks, [7, *lengths]
+    stack = stack_adapters(adapters_of(bases[family], planned), decoder.adaptable, decoder.backend)
+    prompts = [prompt(i, length, stack.vocab_size) for i, length in enumerate(lengths)]
+    schedule = [[length - 1 for length in lengths], [1] * len(lengths)]
+    for tokens, got in zip(prompts, logits_of(decoder, prompts, schedule, lora=stack), strict=True):
+        assert torch.equal(got, whole(decoder, tokens, lora=stack))
+
+
+@needs_vnni
+@settings(max_examples=20, deadline=None)
+@given(family=families, planned=lists)
+def test_at_scale_zero_it_is_the_base_model_to_the_last_bit(
+    bases: Mapping[str, Base], family: str, planned: list[tuple[Plan, float]]
+) -> None:
+    decoder = bases[family].blocks
+    adapters = [adapter for adapter, _ in adapters_of(bases[family], planned)]
+    cache = LoraCache(adapters, decoder.adaptable, decoder.backend, max_bytes=1 << 24)
+    tokens = prompt(0, 12, 265)
+    without = whole(decoder, tokens)
+    assert torch.equal(whole(decoder, tokens, lora=cache.get(cohort_key((a.id, 0.0) for a in adapters))), without)
+    whole(decoder, [tokens[0]], lora=cache.get(cohort_key((a.id, 1.0) for a in adapters)))
+    assert torch.equal(whole(decoder, tokens), without)
+
+
+@needs_vnni
+def test_an_evicted_list_leaves_nothing_behind(bases: Mapping[str, Base]) -> None:
+    base = bases["llama"]
+    decoder = base.blocks
+    [(adapter, _)] = adapters_of(base, [(Plan(1, frozenset(PARTS), 4, 1.0), 1.0)])
+    cache = LoraCache([adapter], decoder.adaptable, decoder.backend, max_bytes=1 << 24)
+    gc.collect()
+    before = len(decoder._of_lists)
+    whole(decoder, [3, 4], lora=cache.get(cohort_key([(adapter.id, 1.0)])))
+    assert len(decoder._of_lists) == before + 1
+    cache.drop(adapter.id.load_id)
+    gc.collect()
+    assert len(decoder._of_lists) == before
+
+
+def random_sum(a_size: float, b_size: float, seed: int = 0) -> DeltaSum:
+    """Two modules of 40 and 24 outputs with 5 ranks: 3 of the first, 2 of the second."""
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randn(5, 64, generator=generator).double() * a_size
+    b = torch.randn(64, 5, generator=generator).double() * b_size
+    b[:40, 3:], b[40:, :3] = 0, 0
+    return DeltaSum(a.float(), b.float(), None, None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(a_exponent=st.integers(-30, 30), exponent=st.integers(-6, 6), seed=st.integers(0, 100))
+def test_factors_of_any_size_keep_their_product(a_exponent: int, exponent: int, seed: int) -> None:
+    change = random_sum(10.0**a_exponent, 10.0 ** (exponent - a_exponent), seed)
+    first, second = BlockLowRank(change, [40, 24]).modules
+    wanted = change.b.double() @ change.a.double()
+    for module, rows, rank in ((first, slice(0, 40), 3), (second, slice(40, 64), 2)):
+        assert module.a is not None
+        assert module.b is not None
+        assert (module.a.out_features, module.b.in_features) == (rank, BLOCK)
+        got = _values(module.b).double()[:, :rank] @ _values(module.a).double()
+        assert float((got - wanted[rows]).norm()) < 0.02 * float(wanted[rows].norm())
+
+
+@pytest.mark.parametrize("size", [1e10, float("inf"), float("nan")])
+def test_factors_that_no_block_holds_give_nan(size: float) -> None:
+    modules = BlockLowRank(random_sum(1.0, size), [40, 24]).modules
+    for module in modules:
+        assert module.a is None
+        assert module.b is None
+        assert module.offset is not None
+        assert np.isnan(module.offset[:24]).all()
+
+
+def test_a_module_that_the_list_does_not_touch_has_no_change() -> None:
+    change = random_sum(1.0, 1.0)
+    change.b[40:] = 0
+    first, second = BlockLowRank(change, [40, 24]).modules
+    assert first.a is not None
+    assert (second.a, second.b, second.gain, second.offset) == (None, None, None, None)
+
+
+def test_counts_its_bytes() -> None:
+    change = random_sum(1.0, 1.0)
+    low_rank = BlockLowRank(DeltaSum(change.a, change.b, torch.ones(64), None), [40, 24])
+    block = 576
+    factors = [(2 * 1 * block, 1 * 3 * block), (2 * 1 * block, 1 * 2 * block)]  # A: two blocks of one tile; B: tiles
+    assert low_rank.num_bytes == sum(map(sum, factors)) + 4 * (48 + 32)
