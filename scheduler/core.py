@@ -7,7 +7,6 @@ what a step in flight reads is its own copy, and blocks freed meanwhile are give
 earliest. What happened is kept as events until `take_events`. Invariants I1 … I12, and what `validate` checks of them:
 docs/scheduling.md."""
 
-from collections import Counter
 from dataclasses import dataclass
 
 from scheduler.batch import BLOCK_SIZE, Batch, Row, RowFault, Sample, StepOutput
@@ -72,7 +71,7 @@ class Scheduler:
         """Requests that wait with their KV, by id, the latest paused last."""
         self.in_flight: Batch | None = None
         self._lists_in_flight = 0
-        self._service_in_flight: list[tuple[CohortKey, Row]] = []
+        self._service_in_flight: dict[CohortKey, tuple[int, int]] = {}
         self._requests: dict[int, Request] = {}
         self._events: list[Event] = []
         self._planned_s = 0.0
@@ -265,7 +264,7 @@ class Scheduler:
         rows = []
         for request in self.turns.members(key):
             if request.state is State.RUNNING and request.is_decoding and self._extend(request, now):
-                rows.append(request.row(1))
+                rows.append(request.decode_row())
         return rows
 
     def _extend(self, request: Request, now: float) -> bool:
@@ -284,14 +283,18 @@ class Scheduler:
         rows = []
         for request in self.turns.members(key):
             if budget > 0 and not request.is_decoding:
-                rows.append(request.row(min(budget, request.num_before_switch)))
+                rows.append(request.prefill_row(min(budget, request.num_before_switch)))
                 budget -= len(rows[-1].token_ids)
         return rows
 
     def _note_lists(self, rows: list[Row]) -> None:
         requests = [self._requests[row.request_id] for row in rows]
         self._lists_in_flight = len({request.key_now for request in requests})
-        self._service_in_flight = [(request.key, row) for request, row in zip(requests, rows, strict=True)]
+        self._service_in_flight = {}
+        for request, row in zip(requests, rows, strict=True):
+            num_prompt, num_sampled = self._service_in_flight.get(request.key, (0, 0))
+            num_prompt += 0 if row.is_decode else len(row.token_ids)
+            self._service_in_flight[request.key] = num_prompt, num_sampled + (row.sampling is not None)
 
     # How a seat is lost.
 
@@ -360,16 +363,11 @@ class Scheduler:
 
     def _count_service(self, now: float) -> None:
         """Count a step for the lists that its requests asked for, whatever it was computed under."""
-        num_prompt: Counter[CohortKey] = Counter()
-        num_sampled: Counter[CohortKey] = Counter()
-        for key, row in self._service_in_flight:
-            num_prompt[key] += 0 if row.is_decode else len(row.token_ids)
-            num_sampled[key] += row.sampling is not None
-        for key in num_prompt:
-            self.queue.served(key, num_prompt[key], num_sampled[key], now)
+        for key, (num_prompt, num_sampled) in self._service_in_flight.items():
+            self.queue.served(key, num_prompt, num_sampled, now)
 
     def _advance(self, request: Request, row: Row, sample: Sample | None, now: float) -> None:
-        if request.key_at(row.end) == request.key_now:
+        if not request.activations or request.key_at(row.end) == request.key_now:
             request.num_computed = row.end
         else:
             self.turns.leave(request)

@@ -58,8 +58,11 @@ class KVSpace:
 
     def register(self, request: Request) -> None:
         """Make the full blocks that a request has computed findable for others."""
+        num_full = request.num_computed // BLOCK_SIZE
+        if num_full == request.num_registered:  # most steps of most requests
+            return
         seed = cache_seed(request.key_at(0))
-        for i in range(request.num_registered, request.num_computed // BLOCK_SIZE):
+        for i in range(request.num_registered, num_full):
             content = block_content(request, i)
             request.prefix = self.cache.register(seed, request.prefix, content, request.blocks[i])
             request.num_registered = i + 1

@@ -79,12 +79,12 @@ class Request:
 
     def key_at(self, position: int) -> CohortKey:
         """The key under which its token at `position` is computed."""
-        return key_at(self.key, self.activations, position)
+        return key_at(self.key, self.activations, position) if self.activations else self.key
 
     @property
     def key_now(self) -> CohortKey:
         """The key of the next token to compute: that of the cohort it runs in."""
-        return self.key_at(self.num_computed)
+        return self.key_at(self.num_computed) if self.activations else self.key
 
     @property
     def num_before_switch(self) -> int:
@@ -122,8 +122,9 @@ class Request:
         last_n = self.sampling.repeat_last_n
         return self.tokens(0 if last_n < 0 else max(self.num_tokens - last_n, 0), self.num_tokens)
 
-    def row(self, count: int) -> Row:
+    def prefill_row(self, count: int) -> Row:
         """Its share of a step that computes its next `count` tokens; it samples where they are its last."""
+        assert not self.is_decoding
         samples = count == self.num_uncomputed
         return Row(
             request_id=self.request_id,
@@ -132,7 +133,19 @@ class Request:
             block_table=tuple(self.blocks),
             sampling=self.sampling if samples else None,
             history=self.history() if samples else (),
-            is_decode=self.is_decoding,
+        )
+
+    def decode_row(self) -> Row:
+        """Its share of a step that computes its newest sampled token, which is all that it has to compute."""
+        assert self.is_decoding
+        return Row(
+            request_id=self.request_id,
+            token_ids=(self.output[-1],),
+            start=self.num_computed,
+            block_table=tuple(self.blocks),
+            sampling=self.sampling,
+            history=self.history(),
+            is_decode=True,
         )
 
     def finished(self, reason: FinishReason, message: str, now: float) -> Finished:

@@ -1,9 +1,10 @@
 """What Prometheus sees: counters and histograms fed by the events of schedulers and of adapters' memory.
 
-Every family is called `cohort_…`. What is read at scrape time stands in `metric_state.py` and `metric_adapters.py`; the
-names that existing dashboards and gateways read are the same series again, from the table in `metric_aliases.py`. Label
-values are chosen by the server (adapter names, reasons, states), and their number is bounded. One `Metrics` lasts as
-long as the process, whatever models it serves: no counter runs backwards where another model takes over."""
+Every family is called `cohort_…`. What is read at scrape time stands in `metric_state.py` and `metric_adapters.py`,
+what is counted for every token in `metric_tokens.py`; the names that existing dashboards and gateways read are the same
+series again, from the table in `metric_aliases.py`. Label values are chosen by the server (adapter names, reasons,
+states), and their number is bounded. One `Metrics` lasts as long as the process, whatever models it serves: no counter
+runs backwards where another model takes over."""
 
 from collections.abc import Callable
 from typing import TypeAlias
@@ -16,6 +17,7 @@ from scheduler.events import Admitted, Event, Finished, FinishReason, Paused, Pr
 from server.metric_adapters import AdapterCollector, AdapterTotals
 from server.metric_aliases import AliasCollector
 from server.metric_state import MeasuredModel, StateCollector
+from server.metric_tokens import TokenCollector
 from server.resident import AdapterDropped, AdapterLoaded, AdapterLoadFailed, ResidencyEvent
 
 AdapterName: TypeAlias = Callable[[AdapterId], str]
@@ -24,8 +26,6 @@ AdapterName: TypeAlias = Callable[[AdapterId], str]
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 # Bounds of vLLM's families, so that dashboards made for them read ours unchanged; steps are finer: one tunes them.
-_TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
-_ITL_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 10)
 _LOAD_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -42,9 +42,11 @@ class Metrics:
         self._own = own
         self._models: list[MeasuredModel] = []
         self._adapter_totals = AdapterTotals()
+        self._tokens = TokenCollector()
         self._add_request_metrics()
         self._add_step_metrics()
         self._add_adapter_metrics()
+        own.register(self._tokens)
         own.register(StateCollector(self._models))
         own.register(AdapterCollector(self._models, self._adapter_totals))
         self.registry = CollectorRegistry()
@@ -73,7 +75,6 @@ class Metrics:
         self._prompt_tokens = self._counter(
             "prompt_tokens", "Prompt tokens of admitted requests, cached ones included."
         )
-        self._generated_tokens = self._counter("generated_tokens", "Tokens generated.")
         self._prefix_queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache.")
         self._prefix_hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache.")
         self._response_queries = self._counter(
@@ -83,8 +84,6 @@ class Metrics:
             "response_cache_hits",
             "Requests answered from the response cache; they take no slot, and count nowhere else.",
         )
-        self._ttft = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", _TTFT_S)
-        self._itl = self._histogram("inter_token_latency_seconds", "Between two tokens of one request.", _ITL_S)
         self._e2e = self._histogram("request_duration_seconds", "From arrival to the end of a request.", _REQUEST_S)
         self._queue_s = self._histogram(
             "queue_time_seconds", "From arrival, preemption or pause to a slot.", _REQUEST_S
@@ -147,8 +146,7 @@ class Metrics:
         self._response_hits.inc(is_hit)
 
     def _observe_token(self, event: TokenSampled, adapter_name: AdapterName) -> None:
-        self._generated_tokens.inc()
-        (self._ttft if event.index == 0 else self._itl).observe(event.gap_s)
+        self._tokens.count(event)
         for adapter, _ in event.key:
             self._adapter_totals.count(adapter_name(adapter), "generated_tokens")
 
