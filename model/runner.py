@@ -5,7 +5,7 @@ Runs on one thread at a time. Knows no requests beyond the rows of the batch, an
 S rows, T tokens in the step, V vocabulary of the batch's adapter list.
 """
 
-from itertools import chain
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -65,37 +65,44 @@ def _silent_adapter(decoder: LanguageModel) -> Adapter:
 
 def step_tensors(rows: tuple[Row, ...], device: torch.device) -> tuple[Tensor, AttentionStep, Tensor]:
     """Return the token ids (T,), where they stand, and the indices of the tokens whose logits are wanted."""
-    counts = np.array([len(row.token_ids) for row in rows])  # (S,)
-    first_positions = np.array([row.start for row in rows])  # (S,)
-    ends = counts.cumsum()
-    starts = ends - counts
-    context_lens = first_positions + counts
-    row_of_token = np.repeat(np.arange(len(rows)), counts)  # (T,)
-    positions = np.arange(ends[-1]) - starts[row_of_token] + first_positions[row_of_token]  # (T,)
-    block_tables = _block_tables(rows)
-    slots = block_tables[row_of_token, positions // BLOCK_SIZE] * np.int64(BLOCK_SIZE) + positions % BLOCK_SIZE
-    token_ids = np.fromiter(chain.from_iterable(row.token_ids for row in rows), np.int64, count=ends[-1])
-    sampled = ends[[row.sampling is not None for row in rows]] - 1
-
-    def tensor(values: np.ndarray, dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(values).to(device, dtype)
-
+    # Plain lists: a step has few numbers, and each call of numpy takes as long as a dozen of them.
+    counts = [len(row.token_ids) for row in rows]  # (S,)
+    starts = list(accumulate(counts, initial=0))  # (S + 1,)
+    context_lens = [row.end for row in rows]  # (S,)
+    max_context = max(context_lens)
     step = AttentionStep(
-        query_starts=tensor(np.append(starts, ends[-1]), torch.int32),
-        context_lens=tensor(context_lens, torch.int32),
-        block_tables=tensor(block_tables, torch.int32),
-        max_query=int(counts.max()),
-        max_context=int(context_lens.max()),
-        slots=tensor(slots, torch.int64),
-        positions=tensor(positions, torch.int64),
+        query_starts=_tensor(starts, np.int32, device),
+        context_lens=_tensor(context_lens, np.int32, device),
+        block_tables=_tensor(_block_tables(rows, max_context), np.int32, device).view(len(rows), -1),
+        max_query=max(counts),
+        max_context=max_context,
+        slots=_tensor([_slot(row, position) for row in rows for position in _positions(row)], np.int64, device),
+        positions=_tensor([position for row in rows for position in _positions(row)], np.int64, device),
     )
-    return tensor(token_ids, torch.int64), step, tensor(sampled, torch.int64)
+    token_ids = [token_id for row in rows for token_id in row.token_ids]
+    sampled = [end - 1 for row, end in zip(rows, starts[1:], strict=True) if row.sampling is not None]
+    return _tensor(token_ids, np.int64, device), step, _tensor(sampled, np.int64, device)
 
 
-def _block_tables(rows: tuple[Row, ...]) -> np.ndarray:
-    """Return the blocks that hold each row's context (S, max_blocks) int32, rows filled up with 0."""
-    num_blocks = [-(-row.end // BLOCK_SIZE) for row in rows]
-    tables = np.zeros((len(rows), max(num_blocks)), np.int32)
-    for table, row, n in zip(tables, rows, num_blocks, strict=True):
-        table[:n] = row.block_table[:n]
+def _tensor(values: list[int], dtype: type[np.integer], device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(np.array(values, dtype))
+    return tensor if device.type == "cpu" else tensor.to(device)
+
+
+def _positions(row: Row) -> range:
+    return range(row.start, row.end)
+
+
+def _slot(row: Row, position: int) -> int:
+    return row.block_table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+
+
+def _block_tables(rows: tuple[Row, ...], max_context: int) -> list[int]:
+    """Return the blocks that hold each row's context, S * max_blocks of them, rows filled up with 0."""
+    max_blocks = -(-max_context // BLOCK_SIZE)
+    tables: list[int] = []
+    for row in rows:
+        num_blocks = -(-row.end // BLOCK_SIZE)
+        tables += row.block_table[:num_blocks]
+        tables += [0] * (max_blocks - num_blocks)
     return tables
