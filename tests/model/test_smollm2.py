@@ -13,6 +13,7 @@ from model.backend import choose_backend
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.kv_cache import KVCache
+from model.language_model import load_language_model
 from model.lora_cache import LoraCache
 from model.runner import ModelRunner
 from model.weights import load_checkpoint
@@ -76,9 +77,11 @@ def test_greedy_tokens_are_those_of_transformers(weights: Weights) -> None:
         assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == tokens
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_token_has_the_same_bits_alone_in_a_batch_and_in_chunks(weights: Weights, dtype: str) -> None:
-    decoder = Decoder(weights.config, weights.tensors, choose_backend("cpu", dtype))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "auto"])
+def test_a_token_has_the_same_bits_alone_in_a_batch_and_in_chunks(smollm2_path: Path, dtype: str) -> None:
+    checkpoint = load_checkpoint(smollm2_path)
+    backend = choose_backend("cpu", dtype, checkpoint)
+    decoder = load_language_model(checkpoint.config, checkpoint.tensors, backend)
     prompts = [CHAT, STORY, PROGRAM, CHAT[1:], STORY[2:]]
     together = logits_of(decoder, prompts, [[len(prompt) - 1 for prompt in prompts], [1] * len(prompts)])
     for prompt, logits in zip(prompts, together, strict=True):

@@ -1,0 +1,126 @@
+"""The real scheduler and the demo model on the path that is its default: everybody's tokens and log-probabilities are,
+to the last bit, what they would be alone, whatever the batches, chunks, prefix hits and preemptions."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from model.adapter import Adapter, BaseWeights
+from model.adapters import load_adapter
+from model.backend import choose_backend
+from model.kv_cache import KVCache
+from model.language_model import LanguageModel, load_language_model
+from model.lora_cache import LoraCache
+from model.runner import ModelRunner
+from model.weights import load_checkpoint
+from scheduler.batch import BLOCK_SIZE, Sample, SamplingParams
+from scheduler.cohort import BASE, CohortKey, cohort_key
+from scheduler.core import Scheduler, SchedulerLimits
+from scheduler.events import Event, Finished, Preempted, TokenSampled
+from scheduler.request import Request
+
+DEMO = Path(__file__).parents[2] / "docs" / "demo"
+NUM_NEW = 8
+SYSTEM = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 28, 284, 732, 314, 357, 1343, 327, 47, 2, 198]
+"""More than a block: what prompts begin with that share a prefix."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The demo model with its two adapters."""
+
+    model: LanguageModel
+    adapters: Sequence[Adapter]
+    stacks: LoraCache
+
+    def lists(self) -> tuple[CohortKey, CohortKey, CohortKey]:
+        pirate, emoji = (adapter.id for adapter in self.adapters)
+        return BASE, cohort_key([(pirate, 1.0)]), cohort_key([(pirate, 0.5), (emoji, 0.75)])
+
+
+@pytest.fixture(scope="module")
+def demo(smollm2_path: Path) -> Demo:
+    checkpoint = load_checkpoint(smollm2_path)
+    backend = choose_backend("cpu", "auto", checkpoint)
+    model = load_language_model(checkpoint.config, checkpoint.tensors, backend)
+    base = BaseWeights(checkpoint.config, model.module_shapes, checkpoint.tensors)
+    names = ("pirate", "emoji")
+    adapters = [load_adapter(DEMO / name, load_id, name, base) for load_id, name in enumerate(names)]
+    return Demo(model, adapters, LoraCache(adapters, model.adaptable, backend, max_bytes=2**28))
+
+
+def request(number: int, key: CohortKey, *, is_alone: bool = False) -> Request:
+    """Request `number`: some share the beginning of their prompt, some are greedy, all differ."""
+    body = [(31 * number + 7 * i) % 49000 + 20 for i in range(1 + (11 * number) % 60)]
+    return Request(
+        request_id=number,
+        key=key,
+        prompt=tuple(SYSTEM * (number % 3) + body),
+        sampling=SamplingParams(temperature=0.8 * (number % 2), seed=number, num_logprobs=3),
+        max_new_tokens=NUM_NEW,
+        eog_ids=frozenset(),
+        slot_id_wanted=None,
+        reuse_prefix=not is_alone,
+        activations=(),
+    )
+
+
+def run(demo: Demo, requests: Sequence[Request], limits: SchedulerLimits) -> list[Event]:
+    """Serve the requests, which come two by two, and return all that happened."""
+    kv = KVCache(demo.model.config, limits.num_blocks, demo.model.backend)
+    runner = ModelRunner(demo.model, kv, demo.stacks)
+    scheduler, waiting, now = Scheduler(limits), list(requests), 0.0
+    while waiting or scheduler.num_requests:
+        for arriving in waiting[:2]:
+            scheduler.add(arriving, now)
+        del waiting[:2]
+        batch = scheduler.plan(now)
+        assert batch is not None
+        scheduler.commit(runner.execute(batch), now)
+        now += 0.01
+    return scheduler.take_events()
+
+
+def samples_of(events: Sequence[Event]) -> dict[int, list[Sample]]:
+    samples = defaultdict(list)
+    for event in events:
+        if isinstance(event, TokenSampled):
+            samples[event.request_id].append(event.sample)
+    return dict(samples)
+
+
+def limits(num_slots: int, num_blocks: int, max_step_tokens: int) -> SchedulerLimits:
+    return SchedulerLimits(num_slots, num_blocks, 12 * BLOCK_SIZE, max_step_tokens, max_waiting=64)
+
+
+def alone(demo: Demo, requests: Sequence[Request]) -> dict[int, list[Sample]]:
+    samples: dict[int, list[Sample]] = {}
+    for each in requests:
+        samples |= samples_of(run(demo, [request(each.request_id, each.key, is_alone=True)], limits(1, 12, 192)))
+    return samples
+
+
+@pytest.mark.parametrize("index", range(3), ids=["base", "one adapter", "two adapters"])
+def test_tokens_in_any_company_are_those_alone(demo: Demo, index: int) -> None:
+    requests = [request(number, demo.lists()[index]) for number in range(36 if index == 0 else 12)]
+    wanted = alone(demo, requests)
+    for bounds in (limits(32, 400, 256), limits(32, 400, 37), limits(5, 40, 16)):
+        events = run(demo, [request(each.request_id, each.key) for each in requests], bounds)
+        assert samples_of(events) == wanted
+        assert sum(event.num_cached for event in events if isinstance(event, Finished)) > 0
+
+
+def test_a_preemption_changes_no_token(demo: Demo) -> None:
+    requests = [request(number, BASE) for number in range(12)]
+    events = run(demo, [request(each.request_id, each.key) for each in requests], limits(8, 14, 64))
+    assert any(isinstance(event, Preempted) for event in events)
+    assert samples_of(events) == alone(demo, requests)
+
+
+def test_lists_that_take_turns_change_no_token(demo: Demo) -> None:
+    requests = [request(number, demo.lists()[number % 3]) for number in range(15)]
+    events = run(demo, [request(each.request_id, each.key) for each in requests], limits(8, 100, 48))
+    assert samples_of(events) == alone(demo, requests)
