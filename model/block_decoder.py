@@ -23,13 +23,14 @@ from model.attention_cpu import TILE
 from model.backend import Backend
 from model.block_lora import BlockLowRank, lanes_of
 from model.block_products import TILE_SHAPES
-from model.block_tiles import BlockRows
 from model.block_weight import BLOCK, LANES
 from model.config import ModelConfig
 from model.decoder_weights import WeightLoader, head_projection, layer_projections
-from model.fused_layers import Buffers, Dims, Step, run_layers
+from model.fused_layers import run_layers
 from model.gguf_names import load_blocks
 from model.kv_cache import KVCache
+from model.layer_memory import Dims, Step
+from model.layer_workspace import LayerWorkspace
 from model.layers import RotaryTable
 from model.lora import Adaptable, LoraStack
 from model.rope import local_rope_config, rope_attention_factor, rope_frequencies
@@ -78,7 +79,7 @@ class BlockDecoder:
         self._local_rotary = self._rotary if local is None else _rotary_table(local)
         self._dims = _dims(config)
         self._configuration = tile_configuration(TILE_SHAPES) if has_amx_int8() else _NO_TILES
-        self._workspace = _Workspace(config)
+        self._workspace = LayerWorkspace(config)
 
     def forward(
         self, token_ids: Tensor, step: AttentionStep, logit_rows: Tensor, kv: KVCache, lora: LoraStack | None
@@ -91,13 +92,14 @@ class BlockDecoder:
         """
         T, S = len(token_ids), len(logit_rows)
         tables = self._tables(lora, kv)
-        buffers = self._workspace.take(T, S, tables.rank_blocks)
-        self._embed(token_ids, lora, buffers.residual)
+        workspace = self._workspace
+        workspace.make_room(T, S, tables.rank_blocks)
+        self._embed(token_ids, lora, workspace.residual)
         run_layers(
-            tables.products, tables.layers, T, buffers, self._dims, self._step(step, logit_rows, kv),
+            tables.products, tables.layers, T, workspace.buffers, self._dims, self._step(step, logit_rows, kv),
             self._configuration, torch.get_num_threads(),
         )  # fmt: skip
-        return self._finish(torch.from_numpy(buffers.logits), torch.from_numpy(buffers.final), lora)
+        return self._finish(torch.from_numpy(workspace.logits[:S]), torch.from_numpy(workspace.final[:S]), lora)
 
     def _embed(self, token_ids: Tensor, lora: LoraStack | None, residual: NDArray[np.float32]) -> None:
         V, T = self.config.vocab_size, len(token_ids)
@@ -234,48 +236,3 @@ def _dims(config: ModelConfig) -> Dims:
 
 def _rotary_table(config: ModelConfig) -> RotaryTable:
     return RotaryTable(rope_frequencies(config), rope_attention_factor(config), torch.device("cpu"))
-
-
-class _Workspace:
-    """The memory that steps pass their rows through: kept from step to step, and as large as the largest so far."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        self._config = config
-        self._num_rows = self._num_logit_rows = self._rank_blocks = 0
-        self._buffers: Buffers | None = None
-
-    def take(self, num_rows: int, num_logit_rows: int, rank_blocks: int) -> Buffers:
-        """Return buffers for so many tokens, of which so many have logits, with whole sixteens of rows."""
-        if num_rows > self._num_rows or num_logit_rows > self._num_logit_rows or rank_blocks > self._rank_blocks:
-            self._num_rows = max(self._num_rows, -(-num_rows // _SIXTEEN) * _SIXTEEN)
-            self._num_logit_rows = max(self._num_logit_rows, num_logit_rows)
-            self._rank_blocks = max(self._rank_blocks, rank_blocks)
-            self._buffers = self._allocate()
-        assert self._buffers is not None
-        full = self._buffers
-        return full._replace(final=full.final[:num_logit_rows], logits=full.logits[:num_logit_rows])
-
-    def _allocate(self) -> Buffers:
-        config, T, S = self._config, self._num_rows, self._num_logit_rows
-        D, F, h = config.hidden_size, config.intermediate_size, config.head_dim
-        H, K = config.num_heads, config.num_kv_heads
-        self._kept: list[NDArray[np.uint8]] = []
-        return Buffers(
-            residual=np.zeros((T, D), np.float32),
-            y=np.zeros((T, D), np.float32),
-            qkv=np.zeros((T, (H + 2 * K) * h), np.float32),
-            q=np.zeros((T, H, h), np.float32),
-            attended=np.zeros((T, H * h), np.float32),
-            inner=self._rows(T, max(D, H * h) // BLOCK),
-            gated=self._rows(T, F // BLOCK),
-            ranks=self._rows(_NUM_RANK_MODULES * T, self._rank_blocks),
-            final=np.zeros((S, D), np.float32),
-            logits=np.zeros((S, config.vocab_size), np.float32),
-        )
-
-    def _rows(self, num_rows: int, num_blocks: int) -> BlockRows:
-        count = num_rows * num_blocks
-        memory = np.zeros(count * (_LINE + 8) + _LINE, np.uint8)
-        self._kept.append(memory)
-        start = memory.ctypes.data + -memory.ctypes.data % _LINE
-        return BlockRows(start, start + count * _LINE, start + count * (_LINE + 4), num_blocks)

@@ -1,16 +1,16 @@
 """Products of rows and weights in blocks, as instructions: one tile of 16 outputs with some rows.
 
-In a block of 32 inputs a row is x = d · X with integers |X| ≤ 2032, and a weight w = d' · C + m with unsigned codes C, so
-Σ w x = d' d Σ C X + m d Σ X. Σ C X is exact in 32 bits, whoever sums it in whatever order; only the chain over the
+In a block of 32 inputs a row is x = d · X with integers |X| ≤ 2032, a weight w = d' · C + m with unsigned codes C, and
+so Σ w x = d' d Σ C X + m d Σ X. Σ C X is exact in 32 bits, whoever sums it in whatever order; only the chain over the
 blocks is in float32, two fused multiply-adds each, always in the order of the inputs. So a row's result has the same
 bits alone or among others, from AVX-512 VNNI or from AMX.
 
 X is stored as 16 · high + low, a signed byte each, for what the instructions multiply are an unsigned and a signed byte
 (Intel 64 and IA-32 Architectures Software Developer's Manual: VPDPBUSD, TDPBSUD). AMX takes 16 rows and a tile at once.
 
-Everything is at addresses; nothing is checked. A row of x has 64 bytes a block, 32 of high and 32 of low parts. `scales`
-has d, and `sums` d Σ X, one float32 a block. Weights lie as `model/block_weight.py` says. Sums of R rows go to out, R
-times 16 float32.
+Everything is at addresses; nothing is checked. A row of x has 64 bytes a block, 32 of high and 32 of low parts;
+`scales` has d, and `sums` d Σ X, one float32 a block. Weights lie as `model/block_weight.py` says. Sums of R rows go to
+out, R times 16 float32.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,13 +31,23 @@ _I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatT
 _I32X16, _F32X16, _F16X16 = (ir.VectorType(kind, 16) for kind in (_I32, _F32, ir.HalfType()))
 _DOT = ir.FunctionType(_I32X16, [_I32X16] * 3)
 _FMA = ir.FunctionType(_F32X16, [_F32X16] * 3)
+_AHEAD = 8192
+"""Bytes that weights are asked for ahead of their use."""
 _LOW_NIBBLES, _HIGH_NIBBLES = 0x0F0F0F0F, 0xF0F0F0F0
 
 SUMS, HIGHS, LOWS, CODES = 0, 2, 3, 4
 """Tile registers of 8 bits: 16 rows of sums (two of them, 0 and 1), of 32 bytes, and 8 lines of codes."""
 WIDE_ROWS, WIDE_CODES = 5, 6
 """Tile registers of 4 bits: 16 rows of 64 bytes, and 16 lines of codes."""
-TILE_SHAPES = {SUMS: (16, 64), 1: (16, 64), HIGHS: (16, 32), LOWS: (16, 32), CODES: (8, 64), WIDE_ROWS: (16, 64), WIDE_CODES: (16, 64)}
+TILE_SHAPES = {
+    SUMS: (16, 64),
+    1: (16, 64),
+    HIGHS: (16, 32),
+    LOWS: (16, 32),
+    CODES: (8, 64),
+    WIDE_ROWS: (16, 64),
+    WIDE_CODES: (16, 64),
+}
 """(rows, bytes a row) by register: what AMX is to be configured for."""
 
 
@@ -86,6 +96,19 @@ class _Emitter:
         first = self.call("llvm.fma.v16f32", _FMA, [scaled, self.everywhere(scale), builder.load(place)])
         builder.store(self.call("llvm.fma.v16f32", _FMA, [m, self.everywhere(row_sum), first]), place)
 
+    def prefetch(self, address: Any) -> None:
+        """Have a line brought into the second-level cache while the kernel goes on."""
+        kind = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
+        to_read, keep_near, as_data = (ir.Constant(_I32, value) for value in (0, 1, 1))
+        self.builder.call(function, [self.pointer(address, 0, _I8), to_read, keep_near, as_data])
+
+    def prefetch_block(self, block: Any, distance: Any, bits: int) -> None:
+        """Ask for the block so many bytes further on: the processor itself looks ahead too little, by half."""
+        ahead = self.builder.add(block, distance)
+        for offset in range(0, block_bytes(bits), LINE):
+            self.prefetch(self.builder.add(ahead, self.constant(offset)))
+
     def zeros(self, count: int) -> list[Any]:
         zero = ir.Constant(_F32X16, [0.0] * 16)
         return [cgutils.alloca_once_value(self.builder, zero) for _ in range(count)]
@@ -114,6 +137,7 @@ def _vnni(bits: int, num_rows: int) -> Callable[..., None]:
         places = emit.zeros(num_rows)
         with cgutils.for_range(builder, num_blocks) as loop:
             block = builder.add(weight, builder.mul(loop.index, emit.constant(block_bytes(bits))))
+            emit.prefetch_block(block, emit.constant(_AHEAD), bits)
             quads, scale = _quads(emit, block, bits), emit.scale_and_minimum(block)
             for row in range(num_rows):
                 line = builder.add(x, builder.mul(loop.index, emit.constant(LINE)))
@@ -132,7 +156,17 @@ def _vnni(bits: int, num_rows: int) -> Callable[..., None]:
         emit.write(places, out)
         return context.get_dummy_value()
 
-    def declare(typing: Any, x: Any, scales: Any, sums: Any, x_stride: Any, s_stride: Any, weight: Any, num_blocks: Any, out: Any) -> Any:
+    def declare(
+        typing: Any,
+        x: Any,
+        scales: Any,
+        sums: Any,
+        x_stride: Any,
+        s_stride: Any,
+        weight: Any,
+        num_blocks: Any,
+        out: Any,
+    ) -> Any:
         return types.void(*[types.int64] * 8), generate
 
     product: Callable[..., None] = intrinsic(declare)
@@ -150,9 +184,11 @@ def _amx(bits: int) -> Callable[..., None]:
         emit = _Emitter(builder)
         places = emit.zeros(TILE_ROWS)
         line = emit.constant(LINE)
+        tile_bytes = builder.mul(num_blocks, emit.constant(block_bytes(bits)))
         with cgutils.for_range(builder, num_blocks) as loop:
             block = builder.add(weight, builder.mul(loop.index, emit.constant(block_bytes(bits))))
             rows = builder.add(x, builder.mul(loop.index, line))
+            emit.prefetch_block(block, tile_bytes, bits)
             # Sums of alternating blocks go to alternating places, lest a block waits for the last one to be read.
             place = builder.add(scratch, builder.mul(builder.and_(loop.index, emit.constant(1)), emit.constant(2048)))
             if bits == 4:
@@ -182,7 +218,19 @@ def _amx(bits: int) -> Callable[..., None]:
         emit.write(places, out)
         return context.get_dummy_value()
 
-    def declare(typing: Any, x: Any, scales: Any, sums: Any, x_stride: Any, s_stride: Any, weight: Any, num_blocks: Any, out: Any, panel: Any, scratch: Any) -> Any:
+    def declare(
+        typing: Any,
+        x: Any,
+        scales: Any,
+        sums: Any,
+        x_stride: Any,
+        s_stride: Any,
+        weight: Any,
+        num_blocks: Any,
+        out: Any,
+        panel: Any,
+        scratch: Any,
+    ) -> Any:
         return types.void(*[types.int64] * 10), generate
 
     product: Callable[..., None] = intrinsic(declare)
@@ -209,7 +257,8 @@ def _unpack_4(typing: Any, weight: Any, num_blocks: Any, panel: Any) -> Any:
 
 
 unpack_4: Callable[..., None] = intrinsic(_unpack_4)
-"""(weight, num_blocks, panel): lay a tile of 4 bits out for AMX, 1 KiB a block: 16 · codes for the high parts, codes."""
+"""(weight, num_blocks, panel): lay a tile of 4 bits out for AMX, 1 KiB a block: 16 · codes for the high parts,
+codes for the low ones."""
 rows_1_of_4, rows_2_of_4, rows_4_of_4 = (_vnni(4, count) for count in (1, 2, 4))
 rows_1_of_8, rows_2_of_8, rows_4_of_8 = (_vnni(8, count) for count in (1, 2, 4))
 rows_16_of_4, rows_16_of_8 = _amx(4), _amx(8)

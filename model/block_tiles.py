@@ -6,7 +6,6 @@ bit (model/block_products.py).
 
 from typing import NamedTuple
 
-
 from model.block_products import (
     LINE,
     TILE_ROWS,
@@ -111,5 +110,3 @@ def multiply_tile(
                 rows_1_of_4(x, scales, sums, stride, scalar_stride, weight, rows.num_blocks, target)
             else:
                 rows_1_of_8(x, scales, sums, stride, scalar_stride, weight, rows.num_blocks, target)
-
-
