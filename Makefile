@@ -1,5 +1,5 @@
-# Verbs: serve, test, check, bench, bench-peer, bench-scheduler, sim, test-long, test-converter, test-gemma, fuzz,
-# demo-adapters, clean. Each prepares what it needs in .venv first.
+# Verbs: serve, test, check, bench, bench-peer, bench-scheduler, bench-front, sim, test-long, test-converter,
+# test-gemma, fuzz, demo-adapters, clean. Each prepares what it needs in .venv first.
 
 PYTHON ?= python3
 PORT ?= 8080
@@ -9,7 +9,7 @@ BIN := .venv/bin
 DEMO_MODEL = $$($(BIN)/python docs/demo/model_path.py)
 DEMO_LORAS := --lora docs/demo/pirate --lora docs/demo/emoji --lora-init-without-apply
 
-.PHONY: serve test check lint bench bench-peer bench-scheduler sim test-long test-converter test-gemma fuzz demo-adapters clean
+.PHONY: serve test check lint bench bench-peer bench-scheduler bench-front sim test-long test-converter test-gemma fuzz demo-adapters clean
 .DEFAULT_GOAL := test
 
 serve: .venv/.ready ## the demo model with its two adapters on 127.0.0.1:$(PORT)
@@ -42,6 +42,9 @@ soak: .venv/.ready-dev ## a thousand adapters, eight of them in memory, for five
 
 bench-scheduler: .venv/.ready-dev ## what `plan` and `commit` cost; the last line is JSON
 	$(BIN)/python -m tests.load.bench_scheduler $(ARGS)
+
+bench-front: .venv/.ready-dev ## what a streamed token costs outside the model; the last line is JSON
+	$(BIN)/python -m tests.load.bench_front $(ARGS)
 
 test-long: .venv/.ready-dev ## what is too slow for `make test`
 	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -m slow $(ARGS)
