@@ -9,8 +9,8 @@ X is stored as 16 · high + low, a signed byte each, for what the instructions m
 (Intel 64 and IA-32 Architectures Software Developer's Manual: VPDPBUSD, TDPBSUD). AMX takes 16 rows and a tile at once.
 
 Everything is at addresses; nothing is checked. A row of x has 64 bytes a block, 32 of high and 32 of low parts;
-`scales` has d, and `sums` d Σ X, one float32 a block. Weights lie as `model/block_weight.py` says. Sums of R rows go to
-out, R times 16 float32.
+`scales` has d, and `sums` d Σ X, one float32 a block. Weights lie as `model/block_weight.py` says. Sums of R rows are
+added to out, R times 16 float32, in the order of blocks.
 """
 
 from collections.abc import Callable, Sequence
@@ -109,9 +109,9 @@ class _Emitter:
         for offset in range(0, block_bytes(bits), LINE):
             self.prefetch(self.builder.add(ahead, self.constant(offset)))
 
-    def zeros(self, count: int) -> list[Any]:
-        zero = ir.Constant(_F32X16, [0.0] * 16)
-        return [cgutils.alloca_once_value(self.builder, zero) for _ in range(count)]
+    def read(self, count: int, out: Any) -> list[Any]:
+        rows = [self.load(out, row * LINE, _F32X16, LINE) for row in range(count)]
+        return [cgutils.alloca_once_value(self.builder, row) for row in rows]
 
     def write(self, places: Sequence[Any], out: Any) -> None:
         for row, place in enumerate(places):
@@ -129,12 +129,12 @@ def _quads(emit: _Emitter, block: Any, bits: int) -> list[Any]:
 
 
 def _vnni(bits: int, num_rows: int) -> Callable[..., None]:
-    """(x, scales, sums, x_stride, s_stride, weight, num_blocks, out): sums of consecutive rows, strides in bytes."""
+    """(x, scales, sums, x_stride, s_stride, weight, num_blocks, out): add to out; strides in bytes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, scales, sums, x_stride, s_stride, weight, num_blocks, out = arguments
         emit = _Emitter(builder)
-        places = emit.zeros(num_rows)
+        places = emit.read(num_rows, out)
         with cgutils.for_range(builder, num_blocks) as loop:
             block = builder.add(weight, builder.mul(loop.index, emit.constant(block_bytes(bits))))
             emit.prefetch_block(block, emit.constant(_AHEAD), bits)
@@ -174,7 +174,7 @@ def _vnni(bits: int, num_rows: int) -> Callable[..., None]:
 
 
 def _amx(bits: int) -> Callable[..., None]:
-    """(x, scales, sums, x_stride, s_stride, weight, num_blocks, out, panel, scratch): sums of 16 rows.
+    """(x, scales, sums, x_stride, s_stride, weight, num_blocks, out, panel, scratch): the same for 16 rows.
 
     `panel` is the tile as `unpack_4` leaves it, for 4 bits; `scratch` has room for two times 1 KiB.
     """
@@ -182,7 +182,7 @@ def _amx(bits: int) -> Callable[..., None]:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, scales, sums, x_stride, s_stride, weight, num_blocks, out, panel, scratch = arguments
         emit = _Emitter(builder)
-        places = emit.zeros(TILE_ROWS)
+        places = emit.read(TILE_ROWS, out)
         line = emit.constant(LINE)
         tile_bytes = builder.mul(num_blocks, emit.constant(block_bytes(bits)))
         with cgutils.for_range(builder, num_blocks) as loop:
@@ -256,6 +256,18 @@ def _unpack_4(typing: Any, weight: Any, num_blocks: Any, panel: Any) -> Any:
     return types.void(*[types.int64] * 3), generate
 
 
+def _ask_for(typing: Any, address: Any, num_bytes: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        emit = _Emitter(builder)
+        with cgutils.for_range(builder, builder.udiv(arguments[1], emit.constant(LINE))) as loop:
+            emit.prefetch(builder.add(arguments[0], builder.mul(loop.index, emit.constant(LINE))))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+ask_for: Callable[..., None] = intrinsic(_ask_for)
+"""(address, num_bytes): have memory brought into the second-level cache while the kernel goes on."""
 unpack_4: Callable[..., None] = intrinsic(_unpack_4)
 """(weight, num_blocks, panel): lay a tile of 4 bits out for AMX, 1 KiB a block: 16 · codes for the high parts,
 codes for the low ones."""

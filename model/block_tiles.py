@@ -6,6 +6,9 @@ bit (model/block_products.py).
 
 from typing import NamedTuple
 
+import numpy as np
+
+from model.addresses import array_at
 from model.block_products import (
     LINE,
     TILE_ROWS,
@@ -21,7 +24,9 @@ from model.block_products import (
     unpack_4,
 )
 from model.jit import compiled, inlined
+from model.simd import WIDTH, splat, store
 
+_FLOATS = np.empty(0, np.float32)
 _FEW_ROWS = 6
 """Up to so many are faster through VNNI."""
 _BYTES_OF_4, _BYTES_OF_8 = block_bytes(4), block_bytes(8)
@@ -66,7 +71,7 @@ def tile_bytes(bits: int, num_blocks: int) -> int:
     return (_BYTES_OF_4 if bits == 4 else _BYTES_OF_8) * num_blocks
 
 
-@compiled
+@inlined
 def multiply_tile(
     rows: BlockRows, first: int, count: int, weight: int, bits: int, out: int, scratch: TileScratch
 ) -> None:
@@ -74,6 +79,15 @@ def multiply_tile(
 
     There must be room for whole sixteens of rows in `out`.
     """
+    sums = array_at(out, (count * WIDTH,), _FLOATS)
+    for row in range(count):
+        store(sums, row * WIDTH, splat(np.float32(0)))
+    add_tile(rows, first, count, weight, bits, out, scratch)
+
+
+@compiled
+def add_tile(rows: BlockRows, first: int, count: int, weight: int, bits: int, out: int, scratch: TileScratch) -> None:
+    """Add the same to what is there already."""
     stride, scalar_stride = rows.num_blocks * LINE, rows.num_blocks * 4
     by_sixteens = scratch.has_amx and count > _FEW_ROWS
     if by_sixteens and bits == 4:

@@ -37,7 +37,7 @@ from model.layer_memory import (
     quantise_row,
     wait_for_all,
 )
-from model.layer_products import gate_phase, product_phase, rank_phase
+from model.layer_products import ask_for_ranks, gate_phase, product_phase, rank_phase, rank_rows
 from model.layer_tables import (
     ATTENTION_NORM,
     ATTENTION_OUT_NORM,
@@ -61,7 +61,7 @@ from model.simd import WIDTH, Array, load_upto, multiply, splat, store_upto
 from model.team import fetch_add, run_in_team
 from scheduler.batch import BLOCK_SIZE
 
-PHASES_PER_LAYER, LAST_PHASES = 13, 3
+PHASES_PER_LAYER, LAST_PHASES = 10, 3
 _ROWS_PER_ITEM = 4
 """Of phases that have a row or so to do for each token."""
 _HALVES = np.empty(0, np.uint16)
@@ -139,28 +139,31 @@ def _run_phases(
     y_norm = int(np.int64(0))
     for i in range(L):
         p, layer, phase = products[i], layers[i], i * PHASES_PER_LAYER
-        _norm_phase(buffers, normed, T, i > 0, y_norm, layer[ATTENTION_NORM], dims, counters, phase, own)
-        rank_phase(p, queries, three, normed, T, buffers, counters, phase + 1, own)
-        product_phase(p, queries, three, normed, T, buffers, buffers.qkv, counters, phase + 2, own)
-        _rope_phase(layer, T, buffers, dims, step, cache, counters, phase + 3, own)
-        _attention_phase(layer, T, buffers, dims, step, tiles, cache, scratch, counters, phase + 4, own)
-        _quantise_phase(buffers.attended, attended, T, counters, phase + 5, own)
-        rank_phase(p, output, one, attended, T, buffers, counters, phase + 6, own)
-        product_phase(p, output, one, attended, T, buffers, buffers.y, counters, phase + 7, own)
+        ask_for_ranks(p, queries, three, normed.num_blocks)
         _norm_phase(
-            buffers, normed, T, i >= 0, layer[ATTENTION_OUT_NORM], layer[MLP_NORM], dims, counters, phase + 8, own
+            buffers, normed, T, i > 0, y_norm, layer[ATTENTION_NORM], dims, p, queries, three, counters, phase, own
         )
-        rank_phase(p, gate, two, normed, T, buffers, counters, phase + 9, own)
-        gate_phase(p, normed, T, buffers, dims.is_gelu, counters, phase + 10, own)
-        rank_phase(p, down, one, buffers.gated, T, buffers, counters, phase + 11, own)
-        product_phase(p, down, one, buffers.gated, T, buffers, buffers.y, counters, phase + 12, own)
+        product_phase(p, queries, three, normed, T, buffers, buffers.qkv, counters, phase + 1, own)
+        _rope_phase(layer, T, buffers, dims, step, cache, counters, phase + 2, own)
+        ask_for_ranks(p, output, one, attended.num_blocks)
+        _attention_phase(layer, T, buffers, dims, step, tiles, cache, scratch, counters, phase + 3, own)
+        _quantise_phase(attended, T, buffers, p, output, counters, phase + 4, own)
+        product_phase(p, output, one, attended, T, buffers, buffers.y, counters, phase + 5, own)
+        ask_for_ranks(p, gate, two, normed.num_blocks)
+        _norm_phase(
+            buffers, normed, T, i >= 0, layer[ATTENTION_OUT_NORM], layer[MLP_NORM], dims, p, gate, two, counters,
+            phase + 6, own,
+        )  # fmt: skip
+        ask_for_ranks(p, down, one, buffers.gated.num_blocks)
+        gate_phase(p, normed, T, buffers, dims.is_gelu, counters, phase + 7, own)
+        rank_phase(p, down, buffers.gated, T, buffers, counters, phase + 8, own)
+        product_phase(p, down, one, buffers.gated, T, buffers, buffers.y, counters, phase + 9, own)
         y_norm = layer[MLP_OUT_NORM]
     S, phase = len(step.logit_rows), L * PHASES_PER_LAYER
     if S:
-        _final_norm_phase(
-            buffers, normed, T, step.logit_rows, y_norm, layers[L, ATTENTION_NORM], dims, counters, phase, own
-        )
-        rank_phase(products[L], queries, one, normed, S, buffers, counters, phase + 1, own)
+        weight = layers[L, ATTENTION_NORM]
+        _final_norm_phase(buffers, normed, T, step.logit_rows, y_norm, weight, dims, counters, phase, own)
+        rank_phase(products[L], queries, normed, S, buffers, counters, phase + 1, own)
         product_phase(products[L], queries, one, normed, S, buffers, buffers.logits, counters, phase + 2, own)
     if configuration_at:
         release_tiles()
@@ -170,20 +173,22 @@ def _run_phases(
 @compiled
 def _norm_phase(
     buffers: Buffers, rows: BlockRows, T: int, has_y: bool, y_norm: int, weight: int, dims: Dims,
-    counters: NDArray[np.int64], phase: int, own: Own,
+    products: NDArray[np.int64], first: int, count: int, counters: NDArray[np.int64], phase: int, own: Own,
 ) -> None:  # fmt: skip
-    """residual += y, or its norm; then the norm of the sum, quantised."""
+    """residual += y, or its norm; then the norm of the sum, quantised, and A x for the modules that read it."""
     D = dims.D
     norm, y_weight = floats_at(weight, D), floats_at(y_norm, D if y_norm else 0)
     residual, y, row = floats_at(buffers.residual, T * D), floats_at(buffers.y, T * D), floats_at(own.row, D)
     num_items = (T + _ROWS_PER_ITEM - 1) // _ROWS_PER_ITEM
     item = claim(counters, phase, num_items, own)
     while item >= 0:
-        for t in range(item * _ROWS_PER_ITEM, min(T, (item + 1) * _ROWS_PER_ITEM)):
+        start, end = item * _ROWS_PER_ITEM, min(T, (item + 1) * _ROWS_PER_ITEM)
+        for t in range(start, end):
             if has_y:
                 add_to_residual(residual, y, y_weight, t * D, D, dims.eps)
             _norm_row(residual, t * D, norm, D, dims.eps, row, 0)
             quantise_row(own.row, rows, t)
+        rank_rows(products, first, count, rows, start, end - start, T, buffers, own)
         finish(counters, phase, own)
         item = claim(counters, phase, num_items, own)
     wait_for_all(counters, phase, num_items, own)
@@ -271,12 +276,18 @@ def _attention_phase(
 
 
 @compiled
-def _quantise_phase(source: int, rows: BlockRows, T: int, counters: NDArray[np.int64], phase: int, own: Own) -> None:
+def _quantise_phase(
+    rows: BlockRows, T: int, buffers: Buffers, products: NDArray[np.int64], part: int,
+    counters: NDArray[np.int64], phase: int, own: Own,
+) -> None:  # fmt: skip
+    """Quantise what attention gave, and A x of the module that reads it."""
     num_items = (T + _ROWS_PER_ITEM - 1) // _ROWS_PER_ITEM
     item = claim(counters, phase, num_items, own)
     while item >= 0:
-        for t in range(item * _ROWS_PER_ITEM, min(T, (item + 1) * _ROWS_PER_ITEM)):
-            quantise_row(source + t * rows.num_blocks * BLOCK * 4, rows, t)
+        start, end = item * _ROWS_PER_ITEM, min(T, (item + 1) * _ROWS_PER_ITEM)
+        for t in range(start, end):
+            quantise_row(buffers.attended + t * rows.num_blocks * BLOCK * 4, rows, t)
+        rank_rows(products, part, 1, rows, start, end - start, T, buffers, own)
         finish(counters, phase, own)
         item = claim(counters, phase, num_items, own)
     wait_for_all(counters, phase, num_items, own)

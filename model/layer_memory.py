@@ -92,7 +92,7 @@ class Own(NamedTuple):
     out: int
     """Four tiles of `ROWS_AT_ONCE` rows."""
     more: int
-    """One such tile: what adapters add."""
+    """One such tile: ranks."""
     row: int
     """A row of D, or sixteen rows of ranks."""
     number: int

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.addresses import array_at
+from model.block_products import ask_for
 from model.block_rows import quantise_block
-from model.block_tiles import BlockRows, TileScratch, multiply_tile, tile_bytes
+from model.block_tiles import BlockRows, TileScratch, add_tile, multiply_tile, tile_bytes
 from model.jit import compiled, inlined
 from model.layer_memory import (
     BLOCK,
@@ -49,26 +50,37 @@ _SHARES = 4
 """Items that each thread should find at least."""
 
 
+@inlined
+def ask_for_ranks(products: NDArray[np.int64], first: int, count: int, num_blocks: int) -> None:
+    """Ask for what `rank_rows` will read, while this thread has something else to do."""
+    for part in range(first, first + count):
+        if products[part, A]:
+            ask_for(products[part, A], products[part, A_TILES] * tile_bytes(8, num_blocks))
+
+
+@inlined
+def rank_rows(
+    products: NDArray[np.int64], first: int, count: int, rows: BlockRows, start: int, num_rows: int, T: int,
+    buffers: Buffers, own: Own,
+) -> None:  # fmt: skip
+    """A x of modules first … first + count - 1, which read the same rows, for up to 16 rows from `start` on."""
+    for part in range(first, first + count):
+        if products[part, A]:
+            _rank_rows(products[part], rows, start, num_rows, _ranks_of(buffers, products, part, first, T), own)
+
+
 @compiled
 def rank_phase(
-    products: NDArray[np.int64], first: int, count: int, rows: BlockRows, T: int, buffers: Buffers,
+    products: NDArray[np.int64], part: int, rows: BlockRows, T: int, buffers: Buffers,
     counters: NDArray[np.int64], phase: int, own: Own,
 ) -> None:  # fmt: skip
-    """A x of modules first … first + count - 1 that read the same rows, quantised."""
-    sixteens = (T + 15) // 16
-    has_any = False
-    for part in range(first, first + count):
-        has_any |= products[part, A] != 0
-    if not has_any:
+    """A x of one module, whose rows were not made row by row."""
+    if not products[part, A]:
         return
-    num_items = count * sixteens
+    num_items = (T + 15) // 16
     item = claim(counters, phase, num_items, own)
     while item >= 0:
-        part, start = first + item // sixteens, item % sixteens * 16
-        if products[part, A]:
-            _rank_rows(
-                products[part], rows, start, min(16, T - start), _ranks_of(buffers, products, part, first, T), own
-            )
+        rank_rows(products, part, 1, rows, item * 16, min(16, T - item * 16), T, buffers, own)
         finish(counters, phase, own)
         item = claim(counters, phase, num_items, own)
     wait_for_all(counters, phase, num_items, own)
@@ -103,13 +115,19 @@ def _ranks_of(buffers: Buffers, products: NDArray[np.int64], part: int, first: i
 
 @compiled
 def _finished_tile(
-    product_at: int, tile: int, rows: BlockRows, ranks: BlockRows, first: int, count: int, out_at: int, own_more: int,
+    product_at: int, tile: int, rows: BlockRows, ranks: BlockRows, first: int, count: int, out_at: int,
     scratch: TileScratch,
 ) -> None:  # fmt: skip
     """Write what a module gives under the adapter list in one tile: count times 16 float32."""
     product, out = array_at(product_at, (NUM_PRODUCT_FIELDS,), INTEGERS), floats_at(out_at, count * WIDTH)
     weight = product[WEIGHT] + tile * tile_bytes(product[BITS], rows.num_blocks)
-    multiply_tile(rows, first, count, weight, product[BITS], out_at, scratch)
+    change = product[B] + tile * tile_bytes(8, ranks.num_blocks)
+    is_plain = product[B] != 0 and product[GAIN] == 0
+    if is_plain:  # the change begins the sums, and costs no pass of its own
+        multiply_tile(ranks, first, count, change, 8, out_at, scratch)
+        add_tile(rows, first, count, weight, product[BITS], out_at, scratch)
+    else:
+        multiply_tile(rows, first, count, weight, product[BITS], out_at, scratch)
     if product[BIAS]:
         _add_to_rows(out, count, product[BIAS] + tile * LINE)
     if product[GAIN]:
@@ -118,12 +136,8 @@ def _finished_tile(
             store(out, row * WIDTH, multiply(load(out, row * WIDTH), gain))
     if product[OFFSET]:
         _add_to_rows(out, count, product[OFFSET] + tile * LINE)
-    if product[B]:
-        weight = product[B] + tile * tile_bytes(8, ranks.num_blocks)
-        multiply_tile(ranks, first, count, weight, 8, own_more, scratch)
-        more = floats_at(own_more, count * WIDTH)
-        for row in range(count):
-            store(out, row * WIDTH, add(load(out, row * WIDTH), load(more, row * WIDTH)))
+    if product[B] and not is_plain:
+        add_tile(ranks, first, count, change, 8, out_at, scratch)
 
 
 @inlined
@@ -164,7 +178,7 @@ def product_phase(
                 column += products[part, OUTPUTS]
                 part += 1
             ranks = _ranks_of(buffers, products, part, first_part, T)
-            _finished_tile(_address_of(products, part), tile, rows, ranks, first, count, own.out, own.more, own.tile)
+            _finished_tile(_address_of(products, part), tile, rows, ranks, first, count, own.out, own.tile)
             left, start = products[part, OUTPUTS] - tile * WIDTH, first * width + column + tile * WIDTH
             for row in range(count):
                 store_upto(out, start + row * width, load(sums, row * WIDTH), left)
@@ -191,10 +205,10 @@ def gate_phase(
         block, count = item % gated.num_blocks, min(ROWS_AT_ONCE, T - first)
         for half in range(2):
             target = own.out + half * ROWS_AT_ONCE * LINE
-            _finished_tile(gate, 2 * block + half, rows, gate_ranks, first, count, target, own.more, own.tile)
+            _finished_tile(gate, 2 * block + half, rows, gate_ranks, first, count, target, own.tile)
         for half in range(2):
             target = own.out + (2 + half) * ROWS_AT_ONCE * LINE
-            _finished_tile(up, 2 * block + half, rows, up_ranks, first, count, target, own.more, own.tile)
+            _finished_tile(up, 2 * block + half, rows, up_ranks, first, count, target, own.tile)
         _gate_rows(gated, first, count, block, is_gelu, own)
         finish(counters, phase, own)
         item = claim(counters, phase, num_items, own)
