@@ -19,7 +19,6 @@ from pathlib import Path
 
 from docs.demo.model_path import demo_model_path
 from server.capacity import num_physical_cores
-from server.settings import Settings
 from tests.load.demo_server import ROOT
 from tests.load.peer import QUANTISATIONS, Peer, find_peer, quantise
 from tests.load.peer_adapters import FILE_TYPES, AdapterFiles, make_adapter
@@ -89,9 +88,8 @@ def _plan(options: argparse.Namespace, log: Path) -> Plan:
 
 
 def _ours(model: Path, adapters: Sequence[AdapterFiles], flags: Sequence[str]) -> Contender:
-    lean_flags = ("--fold-budget", "0") if "fold_budget" in Settings.model_fields else ()
     paths = tuple(files.peft for files in adapters)
-    return Contender("ours", "default", python_server(), model, paths, tuple(flags), lean_flags)
+    return Contender("ours", "default", python_server(), model, paths, tuple(flags), ())
 
 
 def _peers(
