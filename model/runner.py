@@ -38,10 +38,11 @@ class ModelRunner:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Run a few small batches, so that kernels are loaded before the first request. Overwrites free blocks."""
+        sampling = SamplingParams(num_logprobs=1)
         stack = stack_adapters([(_silent_adapter(self._decoder), 1.0)], self._decoder.adaptable, self._decoder.backend)
         for num_rows, num_tokens in ((1, BLOCK_SIZE), (1, 1), (min(4, self._kv.num_blocks), 1)):
             rows = tuple(
-                Row(request_id=i, token_ids=(0,) * num_tokens, start=0, block_table=(i,), sampling=SamplingParams())
+                Row(request_id=i, token_ids=(0,) * num_tokens, start=0, block_table=(i,), sampling=sampling)
                 for i in range(num_rows)
             )
             for lora in (None, stack):

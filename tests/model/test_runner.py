@@ -1,5 +1,7 @@
 """From batches to samples: what a row's integers become, and whose logits its sample is drawn from."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from transformers import PreTrainedModel
 from model.adapter import Adapter, LoraDelta
 from model.backend import choose_backend
 from model.decoder import Decoder
+from model.jit import compiles_for
 from model.kv_cache import KVCache
 from model.lora_cache import LoraCache
 from model.runner import ModelRunner, step_tensors
@@ -16,7 +19,7 @@ from model.weights import load_checkpoint
 from scheduler.batch import Batch, Row, SamplingParams
 from scheduler.cohort import AdapterId
 from tests.model.decoding import generate
-from tests.model.tiny import make_model
+from tests.model.tiny import make_model, write_gguf
 
 GREEDY = SamplingParams(temperature=0.0)
 ADAPTER = AdapterId(0, "digest")
@@ -119,3 +122,11 @@ def test_warming_up_leaves_no_trace(tiny: tuple[Decoder, PreTrainedModel]) -> No
     warm = new_runner(tiny[0])
     warm.warm_up()
     assert generate(warm, PROMPTS, TABLES, num_new=8) == generate(new_runner(tiny[0]), PROMPTS, TABLES, num_new=8)
+
+
+def test_after_warming_up_no_request_waits_for_a_kernel(tmp_path: Path) -> None:
+    write_gguf(make_model("llama", tmp_path / "hf"), tmp_path / "model.gguf", "Q4_1")
+    dtypes = ["float32", "bfloat16"] + (["int8"] if compiles_for("avx512vnni") else [])
+    command = [sys.executable, "-m", "tests.model.warm_up", str(tmp_path / "model.gguf"), *dtypes]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("", 0), done.stdout + done.stderr
