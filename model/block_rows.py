@@ -14,6 +14,8 @@ from numba.extending import intrinsic
 
 LIMIT = 2032
 """The largest integer: 127 · 16, so that its upper part rounds to a signed byte."""
+_LEAST = 2.0**-117
+"""Of what is smaller the reciprocal overflows: a block of it counts as zeros."""
 _I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _F32X16, _I32X16, _I8X16 = (ir.VectorType(kind, 16) for kind in (_F32, _I32, _I8))
 _MAGIC, _MAGIC_BITS = 1.5 * 2**23, 0x4B400000
@@ -54,8 +56,8 @@ def _emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     nothing = builder.fadd(*(builder.fmul(half, zero) for half in halves))  # ±0, or NaN
     poison = _fold(builder, nothing, builder.fadd)
     scale = builder.fadd(builder.fmul(largest, ir.Constant(_F32, 1 / LIMIT)), poison)
-    is_zero = builder.fcmp_ordered("==", largest, ir.Constant(_F32, 0.0))
-    inverse = builder.select(is_zero, ir.Constant(_F32, 0.0), builder.fdiv(ir.Constant(_F32, float(LIMIT)), largest))
+    is_nothing = builder.fcmp_ordered("<", largest, ir.Constant(_F32, _LEAST))
+    inverse = builder.select(is_nothing, ir.Constant(_F32, 0.0), builder.fdiv(ir.Constant(_F32, float(LIMIT)), largest))
     total = _same(0)
     for number, half in enumerate(halves):
         shifted = builder.fadd(builder.fmul(half, _everywhere(builder, inverse)), ir.Constant(_F32X16, [_MAGIC] * 16))
