@@ -1,5 +1,6 @@
 """Fixtures that several packages' tests share."""
 
+import gc
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +11,12 @@ import pytest
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 # And so that rows have the same bits in every batch (server/__main__.py).
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def freeze_imported() -> None:
+    """Keep what tests import out of collections: a server that frees a model makes one, each time for a second."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,9 @@ from server.engine import Engine, ModelCard
 from server.resident import ResidentAdapter
 from server.settings import Settings
 
+TIMEOUT_S = 120
+"""After which a wait has failed. A server whose kernels are compiled takes a minute to start on a busy machine."""
+
 BOS, EOS, TURN = 256, 257, 258
 VOCAB_SIZE = 259
 N_CTX = 256
@@ -99,7 +102,7 @@ class Turnstile:
             self._num_arrived += 1
             self._condition.notify_all()
             self._num_inside += 1
-            assert self._condition.wait_for(lambda: self._is_open or self._permits > 0, timeout=20)
+            assert self._condition.wait_for(lambda: self._is_open or self._permits > 0, timeout=TIMEOUT_S)
             self._num_inside -= 1
             self._permits -= 1
 
@@ -124,7 +127,7 @@ class Turnstile:
     def wait_for_step(self, number: int) -> None:
         """Wait until the executor has come to its step `number`, counted from 1."""
         with self._condition:
-            assert self._condition.wait_for(lambda: self._num_arrived >= number, timeout=20), self._num_arrived
+            assert self._condition.wait_for(lambda: self._num_arrived >= number, timeout=TIMEOUT_S), self._num_arrived
 
 
 class FakeExecutor:

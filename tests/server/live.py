@@ -14,9 +14,7 @@ from server.assembly import load_engine
 from server.engine import Engine
 from server.lifecycle import Service, listen
 from server.settings import Settings
-from tests.server.fakes import fake_settings
-
-TIMEOUT_S = 20
+from tests.server.fakes import TIMEOUT_S, fake_settings
 
 
 class LiveServer:

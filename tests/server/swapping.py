@@ -11,7 +11,16 @@ from server.adapter_catalog import AdapterEntry
 from server.engine import Engine
 from server.resident import ResidentAdapter
 from server.settings import Settings
-from tests.server.fakes import FakeExecutor, FakeLoader, Turnstile, fake_engine, fake_resident, fake_settings, says
+from tests.server.fakes import (
+    TIMEOUT_S,
+    FakeExecutor,
+    FakeLoader,
+    Turnstile,
+    fake_engine,
+    fake_resident,
+    fake_settings,
+    says,
+)
 from tests.server.live import LiveServer
 
 PATH = "/admin/models/load"
@@ -45,13 +54,13 @@ class Swapping:
 
     def _load_next(self, settings: Settings, previous: Engine) -> Engine:
         self.is_loading.set()
-        assert self.may_load.wait(20)
+        assert self.may_load.wait(TIMEOUT_S)
         if self.error is not None:
             raise self.error
         executor = FakeExecutor(says("new" * 20), self.next_turnstile)
         engine = fake_engine(executor, settings, loader=FakeLoader(self.make), previous=previous)
         self.is_loaded.set()
-        assert self.may_finish.wait(20)
+        assert self.may_finish.wait(TIMEOUT_S)
         return engine
 
     def load(self, client: httpx.Client, name: str = "next", **more: object) -> httpx.Response:
@@ -68,7 +77,7 @@ class Swapping:
 
         asking = threading.Thread(target=ask)
         asking.start()
-        assert self.is_loading.wait(20)
+        assert self.is_loading.wait(TIMEOUT_S)
         return asking, responses
 
 

@@ -26,6 +26,7 @@ from tests.model.adapter_makers import make_peft_adapter
 from tests.model.tiny import make_model
 from tests.scheduler.builders import make_limits, make_request
 from tests.scheduler.loop_models import GatedModel
+from tests.server.fakes import TIMEOUT_S
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
@@ -60,7 +61,7 @@ async def stepping() -> AsyncIterator[tuple[StepLoop, GatedModel]]:
     loop = StepLoop(Scheduler(make_limits()), model)
     running = asyncio.create_task(loop.run())
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(TIMEOUT_S):
             yield loop, model
     finally:
         model.open()

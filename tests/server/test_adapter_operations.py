@@ -11,7 +11,7 @@ from server.adapter_catalog import AdapterEntry, AdapterSource
 from server.engine import Engine
 from server.errors import AdapterRefused, AdapterUnknown
 from server.resident import ResidentAdapter
-from tests.server.fakes import FakeExecutor, FakeLoader, fake_engine, fake_settings
+from tests.server.fakes import TIMEOUT_S, FakeExecutor, FakeLoader, fake_engine, fake_settings
 
 
 class SlowLoader(FakeLoader):
@@ -25,7 +25,7 @@ class SlowLoader(FakeLoader):
 def run(main: Callable[[Engine], Coroutine[None, None, None]], **settings: object) -> None:
     async def bounded() -> None:
         engine = fake_engine(FakeExecutor(), fake_settings().model_copy(update=settings), loader=SlowLoader())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT_S):
             await main(engine)
         await engine.adapters.residency.close()
         assert engine.adapters.residency.num_references == 0

@@ -8,7 +8,7 @@ import pytest
 
 from server.engine import Engine
 from server.settings import Settings
-from tests.server.fakes import FakeExecutor, fake_engine, fake_settings
+from tests.server.fakes import TIMEOUT_S, FakeExecutor, fake_engine, fake_settings
 from tests.server.live import LiveServer, until
 
 PATHS = [
@@ -21,7 +21,7 @@ def test_every_path_says_loading_until_the_model_is_ready() -> None:
     may_finish = threading.Event()
 
     def load(settings: Settings) -> Engine:
-        assert may_finish.wait(20)
+        assert may_finish.wait(TIMEOUT_S)
         return fake_engine(FakeExecutor(), settings)
 
     with LiveServer(load, wait_for_engine=False) as server, server.client() as client:

@@ -14,6 +14,7 @@ from server.adapter_arguments import AdapterArgument
 from server.assembly import load_engine
 from server.settings import Settings
 from tests.load.stamps import FIRST_STAMP, stamp_name, write_adapters, write_model
+from tests.server.fakes import TIMEOUT_S
 from tests.server.live import LiveServer
 
 PROMPTS = [[17 * i % 256 for i in range(length)] for length in (3, 15, 16, 17, 40)]
@@ -82,7 +83,7 @@ def test_other_requests_adapters_change_no_bit(clients: tuple[httpx.Client, http
     bodies: list[dict[str, object]] = [{"prompt": prompt, "temperature": 0} for prompt in PROMPTS]
 
     async def all_at_once() -> list[Any]:
-        async with httpx.AsyncClient(base_url=full.base_url, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=full.base_url, timeout=TIMEOUT_S) as client:
             lists = [None, [{"id": 0, "scale": 1}], [{"id": 0, "scale": 0.5}, {"name": stamp_name(2), "scale": 1}]]
             posts = [
                 client.post("/completion", json={"n_predict": 12, "n_probs": 20, **body, "lora": lora})

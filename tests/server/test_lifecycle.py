@@ -16,7 +16,16 @@ from server.adapter_weights import AdapterWeight
 from server.engine import Engine
 from server.lifecycle import listen, read_api_keys, serve
 from server.settings import Settings
-from tests.server.fakes import BODIES, FakeExecutor, Turnstile, alphabet, current_key, fake_engine, fake_settings
+from tests.server.fakes import (
+    BODIES,
+    TIMEOUT_S,
+    FakeExecutor,
+    Turnstile,
+    alphabet,
+    current_key,
+    fake_engine,
+    fake_settings,
+)
 from tests.server.live import LiveServer, frames, until
 
 
@@ -143,7 +152,7 @@ class Process:
 
     def end(self) -> int:
         """Wait for the end and return the exit code."""
-        _, rest = self.popen.communicate(timeout=20)
+        _, rest = self.popen.communicate(timeout=TIMEOUT_S)
         self.log += rest.splitlines()
         return self.popen.returncode
 

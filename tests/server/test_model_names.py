@@ -21,6 +21,7 @@ from server.resident import ResidentAdapter
 from tests.server.fakes import (
     BODIES,
     EOS,
+    TIMEOUT_S,
     VOCAB_SIZE,
     FakeExecutor,
     FakeLoader,
@@ -131,7 +132,7 @@ def test_an_unknown_name_is_404_in_the_dialects_form(client: httpx.Client, path:
 
 
 def test_openais_client_knows_the_error(named: LiveServer) -> None:
-    with openai.OpenAI(base_url=f"{named.url}/v1", api_key="any", max_retries=0, timeout=20) as opened:
+    with openai.OpenAI(base_url=f"{named.url}/v1", api_key="any", max_retries=0, timeout=TIMEOUT_S) as opened:
         with pytest.raises(openai.NotFoundError) as error:
             opened.completions.create(model="nobody", prompt="a")
         assert error.value.code == "model_not_found"

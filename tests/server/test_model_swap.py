@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from server.adapter_arguments import MixArgument
-from tests.server.fakes import NUM_SLOTS, Turnstile
+from tests.server.fakes import NUM_SLOTS, TIMEOUT_S, Turnstile
 from tests.server.live import frames, until
 from tests.server.swapping import Swapping, complete, text_of
 from tests.server.test_metrics import scrape, value
@@ -100,7 +100,7 @@ def test_a_request_that_is_still_being_sent_keeps_its_model(swapping: Swapping, 
         until(lambda: users.num == 1)
         assert swapping.load(client).status_code == 200
         connection.sendall(body[5:])
-        connection.settimeout(20)
+        connection.settimeout(TIMEOUT_S)
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 200")
     assert b'"content":"old"' in answer
@@ -143,7 +143,7 @@ def test_an_adapter_that_is_unloaded_while_the_next_model_is_loaded_is_not_kept_
         swapping.may_finish.clear()
         asking, responses = swapping.load_in_thread()
         swapping.may_load.set()
-        assert swapping.is_loaded.wait(20)
+        assert swapping.is_loaded.wait(TIMEOUT_S)
         assert late("unload") == 200
         swapping.may_finish.set()
         asking.join()

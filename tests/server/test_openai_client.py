@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from tests.server.fakes import alphabet, current_key, key_of
+from tests.server.fakes import TIMEOUT_S, alphabet, current_key, key_of
 from tests.server.live import LiveServer
 
 
 @pytest.fixture(scope="module")
 def openai_client(server: LiveServer) -> Iterator[openai.OpenAI]:
     """A client that never tries again, so that errors are seen."""
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=20) as client:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=TIMEOUT_S) as client:
         yield client
 
 

@@ -18,6 +18,7 @@ from scheduler.cohort import CohortKey
 from scheduler.events import Finished, FinishReason
 from tests.server.fakes import (
     NUM_SLOTS,
+    TIMEOUT_S,
     FakeExecutor,
     Turnstile,
     alphabet,
@@ -55,7 +56,7 @@ class Reader:
     @property
     def text(self) -> str:
         """What was said, once the answer is complete."""
-        self._thread.join(20)
+        self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive(), "the answer does not end"
         return "".join(frame["content"] for frame in self.frames if "content" in frame)
 
@@ -169,7 +170,7 @@ def test_two_choices_are_served_beside_clients_that_loop(held: Held, path: str) 
     finally:
         is_over.set()
         for thread in loops:
-            thread.join(20)
+            thread.join(TIMEOUT_S)
     until(lambda: held.server.is_idle)
 
 
