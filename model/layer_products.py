@@ -46,6 +46,8 @@ from model.simd import WIDTH, Array, add, load, multiply, store, store_upto
 
 _TILES_AT_ONCE = 8
 """Tiles that a thread takes of a product at most."""
+_FEW_ROWS = 32
+"""Up to so many make items of four rows, lest there are fewer items than threads."""
 _SHARES = 4
 """Items that each thread should find at least."""
 
@@ -77,10 +79,11 @@ def rank_phase(
     """A x of one module, whose rows were not made row by row."""
     if not products[part, A]:
         return
-    num_items = (T + 15) // 16
+    at_once = 4 if T <= _FEW_ROWS else 16
+    num_items = (T + at_once - 1) // at_once
     item = claim(counters, phase, num_items, own)
     while item >= 0:
-        rank_rows(products, part, 1, rows, item * 16, min(16, T - item * 16), T, buffers, own)
+        rank_rows(products, part, 1, rows, item * at_once, min(at_once, T - item * at_once), T, buffers, own)
         finish(counters, phase, own)
         item = claim(counters, phase, num_items, own)
     wait_for_all(counters, phase, num_items, own)
