@@ -15,6 +15,7 @@ from server import (
     routes_native,
     routes_openai,
 )
+from server.body_limit import BodyLimit
 from server.door import Cors, Door, Gate
 from server.errors import KNOWN, PathUnknown, error_response
 from server.model_swap import ServedModels
@@ -32,7 +33,7 @@ def create_app(door: Door, models: ServedModels) -> Starlette:
             *routes_openai.routes,
             *routes_admin.routes,
         ],
-        middleware=[Middleware(Cors), Middleware(Gate, door=door)],
+        middleware=[Middleware(Cors), Middleware(Gate, door=door), Middleware(BodyLimit)],
         exception_handlers={
             HTTPException: _unknown_path,
             **dict.fromkeys(KNOWN, _answer_error),

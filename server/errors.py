@@ -5,6 +5,7 @@ clients read as well. Streams that have begun carry the same object in a frame.
 
 RequestError
 ├── BodyInvalid         the body is not what the route takes at all
+├── BodyTooLarge        it is longer than a setting allows
 ├── FieldInvalid        one field of it is
 ├── ApiKeyInvalid
 ├── PathUnknown
@@ -43,6 +44,14 @@ class RequestError(Exception):
 
 class BodyInvalid(RequestError):
     """The body cannot be read, or has the wrong outer form."""
+
+
+class BodyTooLarge(RequestError):
+    """The body is longer than the server reads."""
+
+    def __init__(self, num_bytes: int, max_bytes: int) -> None:
+        """`num_bytes` is its length where it says so, else what had come when it was too much."""
+        super().__init__(f"Request body has {num_bytes} bytes or more, the limit is {max_bytes}")
 
 
 class FieldInvalid(RequestError):
@@ -145,6 +154,7 @@ class TimeUp(GenerationFailed):
 
 _TABLE: dict[type[Exception], tuple[int, str]] = {
     BodyInvalid: (400, "invalid_request_error"),
+    BodyTooLarge: (413, "invalid_request_error"),
     FieldInvalid: (400, "invalid_request_error"),
     TemplateError: (400, "invalid_request_error"),
     PromptTooLong: (400, "exceed_context_size_error"),

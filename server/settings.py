@@ -243,6 +243,9 @@ class Settings(BaseSettings):
     max_waiting: Annotated[
         NonNegative, flag("--max-waiting", help="requests that may wait for a slot; more get 503", metavar="N")
     ] = 512
+    max_body_bytes: Annotated[
+        Positive, flag("--max-body-bytes", help="longest body of a request; a longer one gets 413", metavar="N")
+    ] = 32 * 2**20
     request_timeout: Annotated[
         float,
         Field(ge=0),
