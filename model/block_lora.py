@@ -1,7 +1,7 @@
 """What an adapter list makes of the products in blocks: y ← gain ⊙ y + offset + B (A x), module by module.
 
 Both factors are weights of 8 bits in blocks, so that A x and B (A x) are products of integers like the others.
-A module's ranks are those that its part of B uses; they are filled up to whole blocks with zeros. Scales of blocks are
+A module's ranks are filled up to whole blocks with zeros. Scales of blocks are
 float16, whose range is small, so each rank's row of A and column of B are made about equally large by a power of two:
 that changes nothing in their product. What is too large even so gives NaN, as infinite factors would.
 """
@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model.block_weight import BLOCK, LANES, BlockWeight, quantise_blocks
+from model.jit import inlined, kernel
 from model.lora_sum import DeltaSum
+from model.simd import WIDTH, Array, load, max_lanes, maximum, splat, subtract
 
 _LARGEST = 30000.0
 """The largest element: the range of a block fits float16."""
@@ -41,35 +43,67 @@ class BlockChange:
 class BlockLowRank:
     """What a list changes in one product, by the modules that share it."""
 
-    def __init__(self, change: DeltaSum, sizes: Sequence[int]) -> None:
-        """`sizes`: outputs of each module, in the order of the product's."""
-        self.modules: list[BlockChange] = []
-        row = 0
-        for size in sizes:
-            self.modules.append(_of_module(change, slice(row, row + size)))
-            row += size
+    def __init__(self, changes: Sequence[DeltaSum | None]) -> None:
+        """`changes`: of each module, in the order of the product's outputs; None where there is none."""
+        self.modules = [_of_module(change) for change in changes]
         self.num_bytes = sum(module.num_bytes for module in self.modules)
 
 
-def _of_module(change: DeltaSum, rows: slice) -> BlockChange:
-    b = change.b[rows]
-    used = (b != 0).any(dim=0)  # (R,)
-    gain, offset = (None if each is None else lanes_of(each[rows]) for each in (change.gain, change.offset))
-    if not used.any():
+def _of_module(change: DeltaSum | None) -> BlockChange:
+    if change is None:
+        return BlockChange(None, None, None, None)
+    gain, offset = (None if each is None else lanes_of(each) for each in (change.gain, change.offset))
+    (rank, in_features), out_features = change.a.shape, change.b.shape[0]
+    if rank == 0:
         return BlockChange(None, None, gain, offset)
-    a, b = _balanced(change.a[used], b[:, used])
-    if not all(factor.abs().max() <= _LARGEST for factor in (a, b)):  # or they are NaN
-        nothing_known = torch.full((b.shape[0],), torch.nan)
-        return BlockChange(None, None, None, lanes_of(nothing_known))
-    return BlockChange(quantise_blocks(a), quantise_blocks(F.pad(b, (0, -b.shape[1] % BLOCK))), gain, offset)
+    a = torch.empty(rank, in_features)
+    b = torch.empty(out_features, -(-rank // BLOCK) * BLOCK)
+    if not _balance(change.a.contiguous().numpy(), change.b.contiguous().numpy(), a.numpy(), b.numpy()):
+        return BlockChange(None, None, None, lanes_of(torch.full((out_features,), torch.nan)))
+    return BlockChange(quantise_blocks(a), quantise_blocks(b), gain, offset)
 
 
-def _balanced(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Multiply rows of A (R, in) and divide columns of B (out, R) by powers of two that make them equally large."""
-    sizes_a, sizes_b = a.abs().amax(dim=1), b.abs().amax(dim=0)  # (R,) each
-    exponents = ((sizes_b.log2() - sizes_a.log2()) / 2).round()
-    exponents[~exponents.isfinite()] = 0  # of zeros, and of what is no number
-    return torch.ldexp(a, exponents.unsqueeze(1)), torch.ldexp(b, -exponents)
+@kernel
+def _balance(a: Array, b: Array, balanced_a: Array, balanced_b: Array) -> bool:
+    """Multiply rows of A (R, in) and divide columns of B (out, R) by powers of two that make them equally large.
+
+    Columns of the balanced B beyond the ranks become zeros. Returns whether blocks can hold the result: not where an
+    element is too large, or no number.
+    """
+    (rank, in_features), out_features = a.shape, b.shape[0]
+    sizes_b = np.zeros(rank, np.float32)
+    for n in range(out_features):
+        for r in range(rank):
+            sizes_b[r] = max(sizes_b[r], abs(b[n, r]))
+    factors = np.ones(rank, np.float64)
+    fits = True
+    for r in range(rank):
+        size_a = _largest(a, r)
+        if 0 < size_a < np.inf and 0 < sizes_b[r] < np.inf:
+            factors[r] = 2.0 ** np.round((np.log2(sizes_b[r]) - np.log2(size_a)) / 2)
+        for k in range(in_features):
+            value = a[r, k] * factors[r]
+            fits &= abs(value) <= _LARGEST
+            balanced_a[r, k] = value
+        factors[r] = 1 / factors[r]
+    balanced_b[:, rank:] = 0
+    for n in range(out_features):
+        for r in range(rank):
+            value = b[n, r] * factors[r]
+            fits &= abs(value) <= _LARGEST
+            balanced_b[n, r] = value
+    return fits
+
+
+@inlined
+def _largest(a: Array, r: int) -> np.float32:
+    """The largest magnitude in row `r` of A (R, in)."""
+    most, zero = splat(np.float32(0)), splat(np.float32(0))
+    for k in range(0, a.shape[1], WIDTH):
+        values = load(a, r * a.shape[1] + k)
+        most = maximum(maximum(values, subtract(zero, values)), most)
+    largest: np.float32 = max_lanes(most)
+    return largest
 
 
 def lanes_of(values: Tensor) -> NDArray[np.float32]:

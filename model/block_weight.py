@@ -28,6 +28,7 @@ _LINE_BYTES = 64
 _HEADER_BYTES = 4 * LANES
 """Of a block: scales, then minima."""
 _LEVELS = 255
+_LARGEST_HALF = np.float32(65504)
 _HALF_BIAS = np.float32(2.0**112)
 """float16's exponents, read as float32's, are less by this factor."""
 
@@ -77,10 +78,7 @@ def pack_blocks(
     num_blocks = _num_blocks(in_features)
     assert scales.shape == minima.shape == (out_features, num_blocks), (codes.shape, scales.shape, minima.shape)
     minimum_bits, scale_bits = _finite_halves(minima, "minimum"), _finite_halves(scales, "scale")
-    num_bytes = -(-out_features // LANES) * num_blocks * (_HEADER_BYTES + _LINE_BYTES * bits)
-    memory = np.zeros(num_bytes + _LINE_BYTES, np.uint8)
-    start = -memory.ctypes.data % _LINE_BYTES
-    memory = memory[start : start + num_bytes]
+    memory = _tiles(out_features, num_blocks, bits)
     _pack_halves(scale_bits, minimum_bits, bits, memory.view(np.uint16))
     _pack_codes(np.ascontiguousarray(codes), bits, memory)
     return BlockWeight(memory, out_features, in_features, bits)
@@ -92,24 +90,25 @@ def quantise_blocks(weight: Tensor) -> BlockWeight:
     Minima are rounded down to float16 and scales up, so that 256 codes span each block whatever the rounding does.
     Raises ValueError where `in` is not a multiple of 32, or an element is not finite or too large for float16.
     """
-    out_features, in_features = weight.shape
-    num_blocks = _num_blocks(in_features)
     values = weight.float().contiguous().numpy()
-    lowest, highest = np.empty((2, out_features, num_blocks), np.float32)
-    _find_ranges(values, lowest, highest)
-    with np.errstate(over="ignore", invalid="ignore"):  # pack_blocks refuses what is not finite
-        minima = _rounded_towards(-np.inf, lowest)
-        scales = _rounded_towards(np.inf, (highest - minima.astype(np.float32)) / np.float32(_LEVELS))
-    codes = np.empty((out_features, in_features), np.uint8)
-    _round_to_codes(values, scales.astype(np.float32), minima.astype(np.float32), codes)
-    return pack_blocks(codes, scales, minima, bits=8)
+    out_features, in_features = values.shape
+    num_blocks = _num_blocks(in_features)
+    memory = _tiles(out_features, num_blocks, 8)
+    refused = _quantise(values, memory.view(np.uint16), memory.view(np.uint32))
+    if refused >= 0:
+        row, block = divmod(refused, num_blocks)
+        bounds = values[row, block * BLOCK : (block + 1) * BLOCK]
+        span = f"{bounds.min()}…{bounds.max()}"
+        raise ValueError(f"row {row}, block {block}: the range {span} is not finite in float16")
+    return BlockWeight(memory, out_features, in_features, 8)
 
 
-def _rounded_towards(bound: float, values: NDArray[np.float32]) -> NDArray[np.float16]:
-    """The next float16 in the direction of an infinity."""
-    halves = values.astype(np.float16)
-    passed = halves < values if bound > 0 else halves > values
-    return np.where(passed, np.nextafter(halves, np.float16(bound)), halves)
+def _tiles(out_features: int, num_blocks: int, bits: int) -> NDArray[np.uint8]:
+    """Zeros from a multiple of 64 bytes on."""
+    num_bytes = -(-out_features // LANES) * num_blocks * (_HEADER_BYTES + _LINE_BYTES * bits)
+    memory = np.zeros(num_bytes + _LINE_BYTES, np.uint8)
+    start = -memory.ctypes.data % _LINE_BYTES
+    return memory[start : start + num_bytes]
 
 
 def _num_blocks(in_features: int) -> int:
@@ -161,38 +160,64 @@ def _pack_codes(codes: Array, bits: int, memory: Array) -> None:
             at += block_bytes
 
 
-@kernel
-def _find_ranges(values: Array, lowest: Array, highest: Array) -> None:
-    """Write the bounds of each block of `values` (out, in); the lower is NaN where an element is not finite."""
-    out_features, num_blocks = lowest.shape
-    zero = splat(np.float32(0))
-    for n in range(out_features):
-        for block in range(num_blocks):
-            start = (n * num_blocks + block) * BLOCK
-            a, b = load(values, start), load(values, start + WIDTH)
-            odd = sum_lanes(add(multiply(a, zero), multiply(b, zero)))
-            lowest[n, block] = odd - max_lanes(maximum(subtract(zero, a), subtract(zero, b)))
-            highest[n, block] = max_lanes(maximum(a, b))
-
-
-@kernel
-def _round_to_codes(values: Array, scales: Array, minima: Array, codes: Array) -> None:
-    """codes = (values - minima) / scales, rounded; values and codes (out, in), scales and minima (out, in / 32)."""
-    out_features, in_features = values.shape
-    for n in range(out_features):
-        for block in range(in_features // BLOCK):
-            scale, minimum = scales[n, block], minima[n, block]
-            inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
-            for k in range(block * BLOCK, (block + 1) * BLOCK):
-                steps = (values[n, k] - minimum) * inverse
-                codes[n, k] = np.uint8(min(max(steps, np.float32(0)), np.float32(_LEVELS)) + np.float32(0.5))
-
-
 @inlined
 def _half(bits: int) -> np.float32:
     """float32 of a finite float16, by its bits."""
     magnitude = np.int32((np.int32(bits) & 0x7FFF) << 13).view(np.float32) * _HALF_BIAS
     return -magnitude if bits & 0x8000 else magnitude
+
+
+@inlined
+def _half_towards(value: np.float32, is_up: bool) -> int:
+    """Bits of the next float16 towards an infinity; infinity, too, where the value is beyond the last one."""
+    magnitude = abs(value)
+    is_away = (value > 0) == is_up
+    if magnitude > _LARGEST_HALF:
+        bits = 0x7C00 if is_away else 0x7BFF
+    else:
+        bits = int(np.float32(magnitude / _HALF_BIAS).view(np.int32)) >> 13
+        if _half(bits) < magnitude and is_away:
+            bits += 1
+        elif _half(bits) > magnitude and not is_away:  # a subnormal that float32 has rounded
+            bits -= 1
+    return bits | 0x8000 if value < 0 else bits
+
+
+@kernel
+def _quantise(values: Array, halves: Array, words: Array) -> int:
+    """Write `values` (out, in) to the tiles, which are seen as uint16 and uint32.
+
+    Returns the first block, counted through all rows, that float16 cannot hold; -1 where there is none.
+    """
+    out_features, in_features = values.shape
+    num_blocks = in_features // BLOCK
+    pitch = (_HEADER_BYTES + _LINE_BYTES * 8) // 4  # words in a block
+    codes = np.empty(BLOCK, np.uint8)
+    zero = splat(np.float32(0))
+    for n in range(out_features):
+        lane = n % LANES
+        for block in range(num_blocks):
+            start = (n * num_blocks + block) * BLOCK
+            a, b = load(values, start), load(values, start + WIDTH)
+            odd = sum_lanes(add(multiply(a, zero), multiply(b, zero)))  # NaN where an element is not finite
+            lowest = -max_lanes(maximum(subtract(zero, a), subtract(zero, b)))
+            minimum_bits = _half_towards(lowest, False)
+            minimum = _half(minimum_bits)
+            span = max_lanes(maximum(a, b)) - minimum
+            scale_bits = _half_towards(span / np.float32(_LEVELS), True)
+            if odd != 0 or minimum_bits & 0x7C00 == 0x7C00 or scale_bits & 0x7C00 == 0x7C00:
+                return int(n * num_blocks + block)
+            scale = _half(scale_bits)
+            inverse = np.float32(1) / scale if scale > 0 else np.float32(0)
+            for k in range(BLOCK):
+                steps = (values[n, block * BLOCK + k] - minimum) * inverse
+                codes[k] = np.uint8(min(max(steps, np.float32(0)), np.float32(_LEVELS)) + np.float32(0.5))
+            at = (n // LANES * num_blocks + block) * pitch
+            halves[2 * at + lane], halves[2 * at + LANES + lane] = scale_bits, minimum_bits
+            lines = codes.view(np.uint32)
+            for i in range(8):
+                words[at + _HEADER_BYTES // 4 + LANES * i + lane] = lines[i]
+    return -1
 
 
 @kernel

@@ -20,7 +20,7 @@ from model.adapter import Adapter
 from model.backend import Backend
 from model.block_lora import BlockLowRank
 from model.layers import LowRank
-from model.lora_sum import DeltaSum, sum_of_deltas
+from model.lora_sum import sum_of_deltas
 from model.token_rows import EmbeddingLowRank, EmbeddingRows, HeadRows
 
 
@@ -135,15 +135,21 @@ def _projections(
 ) -> dict[str, LowRank | BlockLowRank]:
     changes = {}
     for projection in adaptable.projections:
-        change = sum_of_deltas(scaled, projection.in_features, projection.parts)
+        change = _in_blocks(scaled, projection) if backend.blocks else _side_by_side(scaled, projection, backend)
         if change is not None:
-            changes[projection.name] = _laid_out(change, projection, backend)
+            changes[projection.name] = change
     return changes
 
 
-def _laid_out(change: DeltaSum, projection: Projection, backend: Backend) -> LowRank | BlockLowRank:
-    if backend.blocks:
-        return BlockLowRank(change, [size for _, size in projection.parts])
+def _in_blocks(scaled: Sequence[tuple[Adapter, float]], projection: Projection) -> BlockLowRank | None:
+    modules = [sum_of_deltas(scaled, projection.in_features, [part]) for part in projection.parts]
+    return None if all(change is None for change in modules) else BlockLowRank(modules)
+
+
+def _side_by_side(scaled: Sequence[tuple[Adapter, float]], projection: Projection, backend: Backend) -> LowRank | None:
+    change = sum_of_deltas(scaled, projection.in_features, projection.parts)
+    if change is None:
+        return None
     ops = backend.head_ops if projection.in_head_dtype else backend.ops
     return ops.low_rank(change.a, change.b, change.gain, change.offset)
 

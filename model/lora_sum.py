@@ -84,10 +84,15 @@ class _Terms:
 
     def sum(self) -> DeltaSum:
         a = torch.cat([torch.zeros(0, self._in_features), *(a for _, a, _ in self._blocks)])  # (R, in)
-        b = torch.zeros(self._out_features, a.shape[0])  # (out, R)
-        column = 0
-        for rows, _, block in self._blocks:
-            b[rows, column : column + block.shape[1]] = block
-            column += block.shape[1]
         gain, offset = (None if each is None else each.float() for each in (self._gain, self._offset))
-        return DeltaSum(a, b, gain, offset)
+        return DeltaSum(a, self._columns(a.shape[0]), gain, offset)
+
+    def _columns(self, rank: int) -> Tensor:
+        if self._blocks and all(b.shape[0] == self._out_features for _, _, b in self._blocks):
+            return torch.cat([b for _, _, b in self._blocks], dim=1)  # (out, R)
+        columns = torch.zeros(self._out_features, rank)
+        column = 0
+        for rows, _, b in self._blocks:
+            columns[rows, column : column + b.shape[1]] = b
+            column += b.shape[1]
+        return columns

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Co
 from model.adapter import Adapter
 from model.backend import choose_backend, reference_backend
 from model.block_decoder import BlockDecoder
-from model.block_lora import BlockLowRank
+from model.block_lora import BlockLowRank, _balance
 from model.block_weight import BLOCK, BlockWeight
 from model.decoder import Decoder
 from model.gguf_names import load_blocks
@@ -179,50 +180,87 @@ def test_an_evicted_list_leaves_nothing_behind(bases: Mapping[str, Base]) -> Non
     assert len(decoder._of_lists) == before
 
 
-def random_sum(a_size: float, b_size: float, seed: int = 0) -> DeltaSum:
-    """Two modules of 40 and 24 outputs with 5 ranks: 3 of the first, 2 of the second."""
+def random_sum(a_size: float, b_size: float, seed: int = 0, out: int = 40, rank: int = 3) -> DeltaSum:
     generator = torch.Generator().manual_seed(seed)
-    a = torch.randn(5, 64, generator=generator).double() * a_size
-    b = torch.randn(64, 5, generator=generator).double() * b_size
-    b[:40, 3:], b[40:, :3] = 0, 0
+    a = torch.randn(rank, 64, generator=generator).double() * a_size
+    b = torch.randn(out, rank, generator=generator).double() * b_size
     return DeltaSum(a.float(), b.float(), None, None)
 
 
 @settings(max_examples=60, deadline=None)
-@given(a_exponent=st.integers(-30, 30), exponent=st.integers(-6, 6), seed=st.integers(0, 100))
-def test_factors_of_any_size_keep_their_product(a_exponent: int, exponent: int, seed: int) -> None:
-    change = random_sum(10.0**a_exponent, 10.0 ** (exponent - a_exponent), seed)
-    first, second = BlockLowRank(change, [40, 24]).modules
+@given(
+    a_exponent=st.integers(-30, 30),
+    exponent=st.integers(-6, 6),
+    rank=st.integers(1, 70),
+    seed=st.integers(0, 100),
+)
+def test_factors_of_any_size_keep_their_product(a_exponent: int, exponent: int, rank: int, seed: int) -> None:
+    change = random_sum(10.0**a_exponent, 10.0 ** (exponent - a_exponent), seed, rank=rank)
+    [module] = BlockLowRank([change]).modules
+    assert module.a is not None
+    assert module.b is not None
+    assert (module.a.out_features, module.b.in_features) == (rank, -(-rank // BLOCK) * BLOCK)
     wanted = change.b.double() @ change.a.double()
-    for module, rows, rank in ((first, slice(0, 40), 3), (second, slice(40, 64), 2)):
-        assert module.a is not None
-        assert module.b is not None
-        assert (module.a.out_features, module.b.in_features) == (rank, BLOCK)
-        got = _values(module.b).double()[:, :rank] @ _values(module.a).double()
-        assert float((got - wanted[rows]).norm()) < 0.02 * float(wanted[rows].norm())
+    got = _values(module.b).double()[:, :rank] @ _values(module.a).double()
+    assert float((got - wanted).norm()) < 0.02 * float(wanted.norm())
+
+
+@settings(max_examples=60, deadline=None)
+@given(a_exponent=st.integers(-30, 30), b_exponent=st.integers(-30, 30), seed=st.integers(0, 100))
+def test_balancing_is_exact_and_makes_ranks_equally_large(a_exponent: int, b_exponent: int, seed: int) -> None:
+    change = random_sum(10.0**a_exponent, 10.0**b_exponent, seed)
+    change.a[1] = 0
+    change.b[:, 2] = 0
+    a, b = torch.empty(3, 64), torch.full((40, BLOCK), 7.0)
+    fits = _balance(change.a.numpy(), change.b.numpy(), a.numpy(), b.numpy())
+    assert fits == bool((a.abs().max() <= 30000) & (b.abs().max() <= 30000))
+    first = a[0].abs().max() / b[:, 0].abs().max()
+    assert 0.5 <= first <= 2
+    factor = 2.0 ** torch.log2(a[0, 0].double() / change.a[0, 0].double()).round()
+    assert torch.equal(a[0].double(), change.a[0].double() * factor)
+    assert torch.equal(b[:, 0].double(), change.b[:, 0].double() / factor)
+    assert torch.equal(a[2], change.a[2])
+    assert torch.equal(b[:, 1], change.b[:, 1])
+    assert not a[1].any()
+    assert not b[:, 2:].any()
 
 
 @pytest.mark.parametrize("size", [1e10, float("inf"), float("nan")])
-def test_factors_that_no_block_holds_give_nan(size: float) -> None:
-    modules = BlockLowRank(random_sum(1.0, size), [40, 24]).modules
-    for module in modules:
-        assert module.a is None
-        assert module.b is None
-        assert module.offset is not None
-        assert np.isnan(module.offset[:24]).all()
+@pytest.mark.parametrize("is_in_a", [True, False])
+def test_factors_that_no_block_holds_give_nan(size: float, is_in_a: bool) -> None:
+    sizes = (size, 1.0) if is_in_a else (1.0, size)
+    [module] = BlockLowRank([random_sum(*sizes)]).modules
+    assert module.a is None
+    assert module.b is None
+    assert module.offset is not None
+    assert np.isnan(module.offset[:40]).all()
+
+
+def test_a_single_nan_is_seen() -> None:
+    change = random_sum(1.0, 1.0)
+    change.a[1, 63] = torch.nan
+    [module] = BlockLowRank([change]).modules
+    assert module.a is None
+    assert module.offset is not None
 
 
 def test_a_module_that_the_list_does_not_touch_has_no_change() -> None:
-    change = random_sum(1.0, 1.0)
-    change.b[40:] = 0
-    first, second = BlockLowRank(change, [40, 24]).modules
+    first, second = BlockLowRank([random_sum(1.0, 1.0), None]).modules
     assert first.a is not None
     assert (second.a, second.b, second.gain, second.offset) == (None, None, None, None)
 
 
+def test_a_module_of_rank_zero_has_only_its_offset() -> None:
+    change = DeltaSum(torch.zeros(0, 64), torch.zeros(24, 0), None, torch.ones(24))
+    [module] = BlockLowRank([change]).modules
+    assert (module.a, module.b, module.gain) == (None, None, None)
+    assert module.offset is not None
+    assert module.offset.tolist() == [1.0] * 24 + [0.0] * 8
+
+
 def test_counts_its_bytes() -> None:
-    change = random_sum(1.0, 1.0)
-    low_rank = BlockLowRank(DeltaSum(change.a, change.b, torch.ones(64), None), [40, 24])
+    first, second = random_sum(1.0, 1.0), random_sum(1.0, 1.0, out=24)
+    low_rank = BlockLowRank([replace(first, gain=torch.ones(40)), replace(second, gain=torch.ones(24))])
     block = 576
     factors = [(2 * 1 * block, 1 * 3 * block), (2 * 1 * block, 1 * 2 * block)]  # A: two blocks of one tile; B: tiles
     assert low_rank.num_bytes == sum(map(sum, factors)) + 4 * (48 + 32)
