@@ -45,10 +45,10 @@ def create_app(door: Door, models: ServedModels) -> Starlette:
     return app
 
 
-async def _answer_error(_request: Request, error: Exception) -> Response:
-    return error_response(error)
+async def _answer_error(request: Request, error: Exception) -> Response:
+    return error_response(error, request.url.path)
 
 
-async def _unknown_path(_request: Request, _error: Exception) -> Response:
+async def _unknown_path(request: Request, _error: Exception) -> Response:
     # Starlette raises it for a path or a method that no route takes.
-    return error_response(PathUnknown())
+    return error_response(PathUnknown(), request.url.path)

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from server.adapter_catalog import AdapterChoice
 from server.adapter_registry import ServedList
 from server.engine import Engine
-from server.errors import ClientLeft, TimeUp
+from server.errors import ClientLeft, ModelNotFound, ModelUnknown, TimeUp
 from server.schemas import ListFields
 
 
@@ -26,6 +26,16 @@ async def list_for_answer(request: Request, engine: Engine, fields: ListFields) 
         unless_answered.callback(served.release)
         yield served
         unless_answered.pop_all()
+
+
+@asynccontextmanager
+async def list_for_openai_answer(request: Request, engine: Engine, fields: ListFields) -> AsyncIterator[ServedList]:
+    """Do as `list_for_answer` does, for a route of OpenAI's: an unknown model is ModelNotFound."""
+    try:
+        async with list_for_answer(request, engine, fields) as served:
+            yield served
+    except ModelUnknown as error:
+        raise ModelNotFound(str(error)) from error
 
 
 @asynccontextmanager

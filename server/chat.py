@@ -3,7 +3,7 @@
 The rules are llama-server's. The template is the model's or an adapter's, rendered by model/chat_template.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from model.chat_template import ChatTemplate
 from server.errors import BodyInvalid, FeatureOff, FieldInvalid
@@ -51,22 +51,25 @@ def _read_message(message: object, field: str) -> dict[str, object]:
         raise FieldInvalid(f"{field}.role", f"must be a string, but is {json_type(role)}")
     if message.get("content") is None and role != "assistant":
         raise FieldInvalid(f"{field}.content", "All non-assistant messages must contain 'content'")
-    return {**message, "content": _read_content(message.get("content"), f"{field}.content")}
+    content = message.get("content")
+    return {**message, "content": None if content is None else read_text(content, f"{field}.content")}
 
 
-def _read_content(content: object, field: str) -> str | None:
-    if content is None or isinstance(content, str):
+def read_text(content: object, field: str, part_types: Sequence[str] = ("text",)) -> str:
+    """Return the text of a message's content: a string, or parts of these types, a line each. Raises FieldInvalid."""
+    if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise FieldInvalid(field, f"must be a string or an array of parts, but is {json_type(content)}")
-    return "\n".join(_read_part(part, f"{field}[{index}]") for index, part in enumerate(content))
+    return "\n".join(_read_part(part, f"{field}[{index}]", part_types) for index, part in enumerate(content))
 
 
-def _read_part(part: object, field: str) -> str:
+def _read_part(part: object, field: str, part_types: Sequence[str]) -> str:
     if not isinstance(part, Mapping):
         raise FieldInvalid(field, f"must be an object, but is {json_type(part)}")
-    if part.get("type") != "text":
-        raise FieldInvalid(f"{field}.type", f'only "text" is supported, but got {part.get("type")!r}')
+    if part.get("type") not in part_types:
+        supported = " and ".join(f'"{part_type}"' for part_type in part_types)
+        raise FieldInvalid(f"{field}.type", f"only {supported} is supported, but got {part.get('type')!r}")
     text = part.get("text")
     if not isinstance(text, str):
         raise FieldInvalid(f"{field}.text", f"must be a string, but is {json_type(text)}")

@@ -63,7 +63,7 @@ class Gate:
         engine = self.door.engine
         refusal = self._refusal(scope)
         if refusal is not None or engine is None:
-            await error_response(refusal or ModelLoading())(scope, receive, send)
+            await error_response(refusal or ModelLoading(), scope["path"])(scope, receive, send)
             return
         with engine.users:
             await self.app({**scope, _ENGINE: engine}, receive, send)

@@ -1,7 +1,9 @@
-"""Which error becomes which HTTP status, and the one form every error answer has. No other file decides either.
+"""Which error becomes which HTTP status, and the form that error answers have. No other file decides either.
 
 The form is llama-server's: `{"error": {"code": 400, "message": "…", "type": "invalid_request_error"}}`, which OpenAI's
-clients read as well. Streams that have begun carry the same object in a frame.
+clients read as well. On the paths of Anthropic's Messages API it is that API's, with its types and statuses:
+`{"type": "error", "error": {"type": "invalid_request_error", "message": "…"}}`. Streams that have begun carry the same
+object in a frame.
 
 RequestError
 ├── BodyInvalid         the body is not what the route takes at all
@@ -179,6 +181,23 @@ _TABLE: dict[type[Exception], tuple[int, str]] = {
     Unavailable: (503, "unavailable_error"),
 }
 
+_MESSAGES_TABLE: dict[type[Exception], tuple[int, str]] = {
+    FeatureOff: (400, "invalid_request_error"),
+    NoSlotFree: (529, "overloaded_error"),
+    ServerBusy: (529, "overloaded_error"),
+    TimeUp: (504, "timeout_error"),
+}
+"""Where Anthropic's API has a status of its own."""
+_MESSAGES_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+MESSAGES_PATH = "/v1/messages"
+"""Here and below errors have Anthropic's form."""
+
 KNOWN: tuple[type[Exception], ...] = tuple(_TABLE)
 """Every exception that has a row in the table."""
 
@@ -194,8 +213,7 @@ def status_of(error: Exception) -> tuple[int, str]:
 def error_body(error: Exception) -> dict[str, object]:
     """Return the JSON object that tells a client about `error`."""
     status, kind = status_of(error)
-    message = str(error) if isinstance(error, KNOWN) else "internal error; the server's log has the details"
-    body: dict[str, object] = {"code": status, "message": message, "type": kind}
+    body: dict[str, object] = {"code": status, "message": error_message(error), "type": kind}
     if isinstance(error, ModelNotFound):
         body |= {"code": "model_not_found", "type": "invalid_request_error", "param": "model"}
     if isinstance(error, PromptTooLong):
@@ -204,11 +222,34 @@ def error_body(error: Exception) -> dict[str, object]:
     return {"error": body}
 
 
-def error_response(error: Exception) -> Response:
-    """Return the answer to a request that ended in `error` before any of its answer was sent."""
+def messages_error_body(error: Exception) -> dict[str, object]:
+    """Return the JSON object that tells a client of Anthropic's about `error`."""
+    _, kind = _messages_status_of(error)
+    return {"type": "error", "error": {"type": kind, "message": error_message(error)}}
+
+
+def error_message(error: Exception) -> str:
+    """Return what a client is told about `error`; of a bug, nothing but that there is one."""
+    return str(error) if isinstance(error, KNOWN) else "internal error; the server's log has the details"
+
+
+def _messages_status_of(error: Exception) -> tuple[int, str]:
+    for kind in type(error).__mro__:
+        if issubclass(kind, Exception) and kind in _MESSAGES_TABLE:
+            return _MESSAGES_TABLE[kind]
     status, _ = status_of(error)
-    response = JsonResponse(error_body(error), status_code=status)
-    if status == 503:
+    return status, _MESSAGES_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+
+
+def error_response(error: Exception, path: str) -> Response:
+    """Return the answer to a request to `path` that ended in `error` before any of its answer was sent."""
+    status, _ = status_of(error)
+    if path == MESSAGES_PATH or path.startswith(MESSAGES_PATH + "/"):
+        status, _ = _messages_status_of(error)
+        response = JsonResponse(messages_error_body(error), status_code=status)
+    else:
+        response = JsonResponse(error_body(error), status_code=status)
+    if status in (503, 529):
         retry_after_s = error.retry_after_s if isinstance(error, ServerBusy) else RETRY_AFTER_S
         response.headers["Retry-After"] = str(retry_after_s)
     return response

@@ -10,7 +10,7 @@ from scheduler.batch import Sample, SamplingParams
 from scheduler.events import FinishReason
 from server.adapter_registry import ServedList
 from server.engine import Engine
-from server.errors import dump_json
+from server.errors import GenerationFailed, error_body
 from server.schemas import GenerationBody
 from server.streaming import Json, frame
 from server.transcript import Piece, Transcript
@@ -51,7 +51,7 @@ class NativeDialect:
         if self.body.num_logprobs:
             probabilities = [probability(self.served.tokenizer, sample) for sample in piece.samples]
             content["completion_probabilities"] = probabilities
-        return frame(dump_json(content))
+        return frame(content)
 
     def closing(self, transcript: Transcript) -> list[Json]:
         """The final object, with the text left out: it was sent."""
@@ -60,6 +60,14 @@ class NativeDialect:
     def summary(self, transcripts: Sequence[Transcript]) -> list[Json]:
         """Nothing follows the final objects."""
         return []
+
+    def failure(self, _transcripts: Sequence[Transcript], error: GenerationFailed) -> list[Json]:
+        """The error as it would be without a stream."""
+        return [error_body(error)]
+
+    def frame(self, content: Json) -> bytes:
+        """Every frame is an event without a name."""
+        return frame(content)
 
     def whole(self, transcripts: Sequence[Transcript]) -> Json | list[Json]:
         """One object, or an array of them."""

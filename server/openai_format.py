@@ -14,7 +14,7 @@ from scheduler.batch import Sample
 from scheduler.events import FinishReason
 from server.adapter_registry import ServedList
 from server.engine import Engine
-from server.errors import dump_json
+from server.errors import GenerationFailed, dump_json, error_body
 from server.native_format import probability, timings
 from server.schemas import GenerationBody
 from server.streaming import Json, frame
@@ -49,10 +49,10 @@ class OpenAIDialect:
         if not piece.text:
             return b""
         if self._has_more_than_text:
-            return frame(dump_json(self._full_chunk(transcript, piece)))
+            return frame(self._full_chunk(transcript, piece))
         around = self._around_text.get(transcript.choice.index)
         if around is None:
-            chunk = dump_json(self._chunk(transcript, self._delta(""), None, []))
+            chunk = self._chunk(transcript, self._delta(""), None, [])
             before, _, after = frame(chunk).partition(b'""')  # the first empty string is the text
             around = self._around_text[transcript.choice.index] = before, after
         return around[0] + dump_json(piece.text) + around[1]
@@ -88,6 +88,14 @@ class OpenAIDialect:
         if not self.body.stream_options.include_usage:
             return []
         return [self._envelope([], is_chunk=True) | {"usage": usage(transcripts), "timings": timings(transcripts[-1])}]
+
+    def failure(self, _transcripts: Sequence[Transcript], error: GenerationFailed) -> list[Json]:
+        """The error as it would be without a stream."""
+        return [error_body(error)]
+
+    def frame(self, content: Json) -> bytes:
+        """Every frame is an event without a name."""
+        return frame(content)
 
     def whole(self, transcripts: Sequence[Transcript]) -> Json:
         """One object with all choices."""

@@ -1,17 +1,12 @@
 """OpenAI's generating routes: /v1/completions and /v1/chat/completions."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 from starlette.requests import Request
 from starlette.routing import Route
 
-from server.adapter_registry import ServedList
-from server.arrival import list_for_answer
+from server.arrival import list_for_openai_answer
 from server.chat import render_chat
 from server.door import engine_of
-from server.engine import Engine
-from server.errors import FieldInvalid, ModelNotFound, ModelUnknown
+from server.errors import FieldInvalid
 from server.generation import make_choices, read_prompts
 from server.openai_format import OpenAIDialect
 from server.schemas import ChatBody, CompletionBody, GenerationBody, read_body
@@ -23,7 +18,7 @@ async def completions(request: Request) -> Answer:
     engine = engine_of(request)
     body = await read_body(request, CompletionBody, engine.unknown_fields)
     _refuse_native_fields(body)
-    async with _list_for_answer(request, engine, body) as served:
+    async with list_for_openai_answer(request, engine, body) as served:
         choices = await make_choices(engine, body, served, read_prompts(body.prompt))
         return Answer(engine, choices, body, OpenAIDialect(engine, body, served, "text"))
 
@@ -33,19 +28,10 @@ async def chat_completions(request: Request) -> Answer:
     engine = engine_of(request)
     body = await read_body(request, ChatBody, engine.unknown_fields)
     _refuse_native_fields(body)
-    async with _list_for_answer(request, engine, body) as served:
+    async with list_for_openai_answer(request, engine, body) as served:
         prompt = render_chat(served.chat_template, body)
         choices = await make_choices(engine, body, served, [(prompt,)], "messages")
         return Answer(engine, choices, body, OpenAIDialect(engine, body, served, "chat"))
-
-
-@asynccontextmanager
-async def _list_for_answer(request: Request, engine: Engine, body: GenerationBody) -> AsyncIterator[ServedList]:
-    try:
-        async with list_for_answer(request, engine, body) as served:
-            yield served
-    except ModelUnknown as error:
-        raise ModelNotFound(str(error)) from error
 
 
 def _refuse_native_fields(body: GenerationBody) -> None:

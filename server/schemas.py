@@ -8,7 +8,7 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
@@ -38,6 +38,8 @@ class ListFields(BaseModel):
     """How a body chooses its adapter list."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    """Fields that the route refuses beside those of unsupported.py, and the values at which they ask for nothing."""
 
     model: Text | None = None
     lora: object = None
@@ -160,6 +162,8 @@ def parse(schema: type[Body], body: object) -> Body:
         raise BodyInvalid("Request body must be an object")
     if issubclass(schema, GenerationBody):
         unsupported.refuse_unsupported(body)
+    if issubclass(schema, ListFields):
+        unsupported.refuse_unless_neutral(body, schema.neutral_values)
     try:
         return schema.model_validate(_without_nulls(body))
     except ValidationError as error:
@@ -178,6 +182,8 @@ def _without_nulls(body: Mapping[str, object]) -> dict[str, object]:
 
 def _names(schema: type[BaseModel]) -> set[str]:
     names = set(schema.model_fields)
+    if issubclass(schema, ListFields):
+        names.update(schema.neutral_values)
     for field in schema.model_fields.values():
         if isinstance(field.validation_alias, AliasChoices):
             names.update(str(choice) for choice in field.validation_alias.choices)

@@ -23,7 +23,7 @@ from scheduler.errors import QueueFull, ShuttingDown
 from scheduler.events import Finished, FinishReason
 from scheduler.loop import StreamEvent, TokenStream
 from server.engine import Engine
-from server.errors import GenerationFailed, JsonResponse, ServerBusy, TimeUp, dump_json, error_body
+from server.errors import GenerationFailed, JsonResponse, ServerBusy, TimeUp, dump_json
 from server.generation import RANDOM_SEED, Choice
 from server.response_cache import AnswerKey, StoredAnswer, answer_key, is_deterministic, replay
 from server.schemas import GenerationBody
@@ -33,7 +33,7 @@ Json: TypeAlias = dict[str, object]
 
 
 class Dialect(Protocol):
-    """How an answer looks: llama-server's native form, OpenAI's text completion or chat."""
+    """How an answer looks: llama-server's native form, one of OpenAI's, or Anthropic's."""
 
     @property
     def end_of_stream(self) -> bytes:
@@ -54,6 +54,14 @@ class Dialect(Protocol):
 
     def summary(self, transcripts: Sequence[Transcript]) -> list[Json]:
         """Return the frames after the end of all choices."""
+        ...
+
+    def failure(self, transcripts: Sequence[Transcript], error: GenerationFailed) -> list[Json]:
+        """Return the frames that end a stream in place of all others."""
+        ...
+
+    def frame(self, content: Json) -> bytes:
+        """Return the server-sent event that carries `content`."""
         ...
 
     def whole(self, transcripts: Sequence[Transcript]) -> Json | list[Json]:
@@ -187,7 +195,9 @@ class Answer:
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            await _send_frames(b"".join(_frames(self.dialect.opening(transcript)) for transcript in transcripts), send)
+            await _send_frames(
+                b"".join(self._frames(self.dialect.opening(transcript)) for transcript in transcripts), send
+            )
             num_left = len(transcripts)
             while num_left:
                 frames = []
@@ -195,14 +205,17 @@ class Answer:
                     if piece is not None:
                         frames.append(self.dialect.partial(transcript, piece))
                     if is_last:
-                        frames.append(_frames(self.dialect.closing(transcript)))
+                        frames.append(self._frames(self.dialect.closing(transcript)))
                         num_left -= 1
                 await _send_frames(b"".join(frames), send)
-            await _send_frames(_frames(self.dialect.summary(transcripts)), send)
+            await _send_frames(self._frames(self.dialect.summary(transcripts)), send)
             last = self.dialect.end_of_stream
         except GenerationFailed as error:
-            last = frame(dump_json(error_body(error)))
+            last = self._frames(self.dialect.failure(transcripts, error))
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    def _frames(self, contents: Sequence[Json]) -> bytes:
+        return b"".join(self.dialect.frame(content) for content in contents)
 
 
 class Arrivals:
@@ -246,13 +259,14 @@ async def _send_frames(frames: bytes, send: Send) -> None:
         await send({"type": "http.response.body", "body": frames, "more_body": True})
 
 
-def _frames(contents: Sequence[Json]) -> bytes:
-    return b"".join(frame(dump_json(content)) for content in contents)
+def frame(content: Json) -> bytes:
+    """Return the server-sent event that carries `content`."""
+    return b"data: " + dump_json(content) + b"\n\n"
 
 
-def frame(content: bytes) -> bytes:
-    """Return the server-sent event that carries a JSON text."""
-    return b"data: " + content + b"\n\n"
+def named_frame(content: Json) -> bytes:
+    """Return the server-sent event that carries `content`, whose `type` is the event's name."""
+    return b"event: " + str(content["type"]).encode() + b"\n" + frame(content)
 
 
 async def unless_disconnected(work: Coroutine[None, None, None], receive: Receive) -> None:

@@ -51,7 +51,25 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "reasoning_format": ("none", "auto"),
     "thinking_budget_tokens": (-1,),
     "reasoning_budget_tokens": (-1,),
+    "samplers": (
+        ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+        ["penalties", "dry", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature"],
+        ["penalties", "top_k", "top_p", "min_p", "temperature"],
+    ),
 }
+
+NEUTRAL_FOR_ONE_TEXT: dict[str, tuple[object, ...]] = {
+    "n": (1,),
+    "n_cmpl": (1,),
+    "best_of": (1,),
+    "logprobs": (False, 0),
+    "n_probs": (0,),
+    "top_logprobs": (0,),
+    "timings_per_token": (False,),
+    "return_tokens": (False,),
+    "response_fields": ([],),
+}
+"""What answers of one text and nothing else have no place for."""
 
 _SILENT = frozenset(
     {
@@ -63,31 +81,30 @@ _SILENT = frozenset(
 )
 """Fields that change nothing here whatever they hold, and are no reason for a line in the log."""
 
-_DEFAULT_SAMPLERS = (
-    ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
-    ["penalties", "dry", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature"],
-    ["penalties", "top_k", "top_p", "min_p", "temperature"],
-)
-
-KNOWN = frozenset(_NEUTRAL) | _SILENT | {"samplers", "min_tokens"}
+KNOWN = frozenset(_NEUTRAL) | _SILENT | {"min_tokens"}
 """Every field this file decides about."""
 
 
 def refuse_unsupported(body: Mapping[str, object]) -> None:
     """Raise FieldInvalid where `body` asks for a feature that the server does not have. null asks for nothing."""
-    for field, value in body.items():
-        neutral = _DEFAULT_SAMPLERS if field == "samplers" else _NEUTRAL.get(field)
-        if value is None or neutral is None or any(_same(value, accepted) for accepted in neutral):
-            continue
-        accepted_values = " or ".join([json.dumps(accepted) for accepted in neutral] or ["no value"])
-        raise FieldInvalid(
-            field, f"is not supported; only {accepted_values} is accepted, but got {json.dumps(value)[:200]}"
-        )
+    refuse_unless_neutral(body, _NEUTRAL)
     min_tokens = body.get("min_tokens")
     if min_tokens not in (None, 0) and body.get("ignore_eos") is not True:
         # Under ignore_eos only the limit and stop strings end the text: what load tools that send both want.
         raise FieldInvalid(
             "min_tokens", f"is supported only together with ignore_eos, but got {json.dumps(min_tokens)[:200]}"
+        )
+
+
+def refuse_unless_neutral(body: Mapping[str, object], neutral_values: Mapping[str, tuple[object, ...]]) -> None:
+    """Raise FieldInvalid where a field of `body` has a value other than null and the neutral ones given for it."""
+    for field, value in body.items():
+        neutral = neutral_values.get(field)
+        if value is None or neutral is None or any(_same(value, accepted) for accepted in neutral):
+            continue
+        accepted_values = " or ".join([json.dumps(accepted) for accepted in neutral] or ["no value"])
+        raise FieldInvalid(
+            field, f"is not supported; only {accepted_values} is accepted, but got {json.dumps(value)[:200]}"
         )
 
 
