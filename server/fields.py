@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Annotated, TypeAlias
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 MAX_INT32 = 2**31 - 1
@@ -48,7 +48,7 @@ def whole(low: int = -MAX_INT32 - 1, high: int = MAX_INT32) -> BeforeValidator:
             raise refuse(f"must be a whole number, but got {number}")
         return int(_within(number, low, high))
 
-    return BeforeValidator(read)
+    return BeforeValidator(read, json_schema_input_type=Annotated[int, Field(ge=low, le=high)])
 
 
 def real(low: float = -math.inf, high: float = math.inf) -> BeforeValidator:
@@ -60,7 +60,8 @@ def real(low: float = -math.inf, high: float = math.inf) -> BeforeValidator:
         except OverflowError:
             raise refuse("must be a number that float64 can hold") from None
 
-    return BeforeValidator(read)
+    bounds = Field(ge=low if math.isfinite(low) else None, le=high if math.isfinite(high) else None)
+    return BeforeValidator(read, json_schema_input_type=Annotated[float, bounds])
 
 
 def _within(number: float, low: float, high: float) -> float:
@@ -90,5 +91,5 @@ Flag: TypeAlias = Annotated[bool, BeforeValidator(_typed(bool, "boolean"))]
 Text: TypeAlias = Annotated[str, BeforeValidator(_typed(str, "string"))]
 JsonObject: TypeAlias = Annotated[dict[str, object], IS_OBJECT]
 JsonArray: TypeAlias = Annotated[list[object], BeforeValidator(_typed(list, "array"))]
-Texts: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_text_or_texts)]
+Texts: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_text_or_texts, json_schema_input_type=str | list[str])]
 """One string or several."""

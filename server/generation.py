@@ -201,7 +201,7 @@ def _bias_entries(tokenizer: Tokenizer, value: object) -> Iterator[tuple[int, ob
             raise FieldInvalid(field, "must be a pair of a token and its bias")
         token, bias = entry
         if isinstance(value, dict) and token.isdecimal():
-            token = int(token)
+            token = _read_id(token, field)
         if is_id(token):
             yield token, bias, field
         elif isinstance(token, str):
@@ -209,6 +209,13 @@ def _bias_entries(tokenizer: Tokenizer, value: object) -> Iterator[tuple[int, ob
                 yield token_id, bias, field
         else:
             raise FieldInvalid(field, f"must name a token by id or text, but got {json_type(token)}")
+
+
+def _read_id(digits: str, field: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:  # more digits than Python reads
+        raise FieldInvalid(field, f"must name a token, but is a number of {len(digits)} digits") from None
 
 
 def _bias_value(value: object, field: str) -> float:

@@ -5,6 +5,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from server.adapter_catalog import AdapterEntry, shortest
+from server.answers import LoadedAdapter, Success
 from server.door import engine_of
 from server.engine import Engine
 from server.errors import JsonResponse
@@ -19,29 +20,24 @@ async def lora_adapters(request: Request) -> Response:
     catalog = engine.adapters.catalog
     if request.method == "POST":
         catalog.set_scales(await read_json(request))
-        return JsonResponse({"success": True})
-    return JsonResponse(
-        [
-            {
-                "id": entry.id,
-                "path": entry.path,
-                "scale": shortest(catalog.scale_of(entry)),
-                **_described(engine, entry),
-            }
-            for entry in catalog.entries
-        ]
-    )
+        done: Success = {"success": True}
+        return JsonResponse(done)
+    return JsonResponse([_shown(engine, entry) for entry in catalog.entries])
 
 
-def _described(engine: Engine, entry: AdapterEntry) -> dict[str, object]:
+def _shown(engine: Engine, entry: AdapterEntry) -> LoadedAdapter:
     resident = engine.adapters.residency.resident(entry)
-    if resident is None:
-        return {"task_name": "", "prompt_prefix": ""}
-    description: dict[str, object] = {"task_name": resident.task_name, "prompt_prefix": resident.prompt_prefix}
-    if resident.invocation_tokens:
-        description["alora_invocation_string"] = engine.tokenizer.decode(resident.invocation_tokens)
-        description["alora_invocation_tokens"] = list(resident.invocation_tokens)
-    return description
+    shown: LoadedAdapter = {
+        "id": entry.id,
+        "path": entry.path,
+        "scale": shortest(engine.adapters.catalog.scale_of(entry)),
+        "task_name": "" if resident is None else resident.task_name,
+        "prompt_prefix": "" if resident is None else resident.prompt_prefix,
+    }
+    if resident is not None and resident.invocation_tokens:
+        shown["alora_invocation_string"] = engine.tokenizer.decode(resident.invocation_tokens)
+        shown["alora_invocation_tokens"] = list(resident.invocation_tokens)
+    return shown
 
 
 routes = [Route("/lora-adapters", lora_adapters, methods=["GET", "POST"])]

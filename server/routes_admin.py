@@ -6,6 +6,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from server.allowed_folders import AllowedFolders
+from server.answers import ModelLoaded
 from server.door import engine_of
 from server.errors import JsonResponse, PathUnknown
 from server.fields import Text
@@ -33,7 +34,8 @@ async def load_model(request: Request) -> Response:
     settings = engine.settings.model_copy(update={"model": folders.resolve(body.model, "model"), **names})
     models: ServedModels = request.app.state.models
     loaded = await models.replace(settings)
-    return JsonResponse({"success": True, "model": loaded.model.name})
+    answer: ModelLoaded = {"success": True, "model": loaded.model.name}
+    return JsonResponse(answer)
 
 
 routes = [Route("/admin/models/load", load_model, methods=["POST"])]

@@ -8,11 +8,23 @@ from starlette.routing import Route
 
 from scheduler.request import Request as GenerationRequest
 from server.adapter_catalog import Mix, shortest
+from server.answers import (
+    Health,
+    MixPart,
+    ModelCommon,
+    ModelMeta,
+    NamedModel,
+    Props,
+    ServedBase,
+    ServedMix,
+    ServedModel,
+    ServedModels,
+    Slot,
+)
 from server.door import Door, engine_of
 from server.engine import Engine
 from server.errors import FeatureOff, JsonResponse, NoSlotFree, ServerClosing
 from server.native_format import sampling_settings
-from server.streaming import Json
 from server.version import BUILD
 
 
@@ -21,14 +33,15 @@ async def health(request: Request) -> Response:
     door: Door = request.app.state.door
     if door.is_closing:
         raise ServerClosing
-    return JsonResponse({"status": "ok"})
+    answer: Health = {"status": "ok"}
+    return JsonResponse(answer)
 
 
 async def models(request: Request) -> Response:
     """List the base model, then the adapters and the mixes of them; in `models` what llama-server's clients read."""
     engine = engine_of(request)
     card = engine.model
-    entry: Json = {
+    entry: NamedModel = {
         "name": card.name,
         "model": card.name,
         "modified_at": "",
@@ -48,13 +61,19 @@ async def models(request: Request) -> Response:
             "quantization_level": card.file_type,
         },
     }
-    return JsonResponse({"models": [entry], "object": "list", "data": _served_models(engine)})
+    answer: ServedModels = {"models": [entry], "object": "list", "data": _served_models(engine)}
+    return JsonResponse(answer)
 
 
-def _served_models(engine: Engine) -> list[Json]:
+def _served_models(engine: Engine) -> list[ServedBase | ServedMix | ServedModel]:
     card = engine.model
-    common: Json = {"object": "model", "created": int(time.time()), "owned_by": "cohort", "max_model_len": card.n_ctx}
-    meta: Json = {
+    common: ModelCommon = {
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "cohort",
+        "max_model_len": card.n_ctx,
+    }
+    meta: ModelMeta = {
         "n_vocab": card.n_vocab,
         "n_ctx": card.n_ctx,
         "n_ctx_train": card.n_ctx_train,
@@ -63,18 +82,26 @@ def _served_models(engine: Engine) -> list[Json]:
         "size": card.num_bytes,
         "ftype": card.file_type,
     }
-    base: Json = {"id": card.name, "aliases": list(card.names), "tags": [], **common, "root": card.path, "parent": None}
+    base: ServedBase = {
+        "id": card.name,
+        "aliases": list(card.names),
+        "tags": [],
+        **common,
+        "root": card.path,
+        "parent": None,
+        "meta": meta,
+    }
     catalog = engine.adapters.catalog
-    adapters: list[Json] = [
+    adapters: list[ServedModel] = [
         {"id": entry.name, **common, "root": entry.path, "parent": card.name} for entry in catalog.entries
     ]
-    mixes: list[Json] = [
+    mixes: list[ServedMix] = [
         {"id": mix.name, **common, "root": card.path, "parent": card.name, "lora": _parts(mix)} for mix in catalog.mixes
     ]
-    return [{**base, "meta": meta}, *adapters, *mixes]
+    return [base, *adapters, *mixes]
 
 
-def _parts(mix: Mix) -> list[Json]:
+def _parts(mix: Mix) -> list[MixPart]:
     return [{"name": name, "scale": shortest(scale)} for name, scale in mix.parts]
 
 
@@ -87,27 +114,26 @@ async def props(request: Request) -> Response:
     engine = engine_of(request)
     card, settings = engine.model, engine.settings
     sampling = sampling_settings(engine.default_sampling)
-    return JsonResponse(
-        {
-            "default_generation_settings": {
-                "params": {**sampling, "n_predict": settings.n_predict, "lora": engine.adapters.current_scales()},
-                "n_ctx": card.n_ctx,
-            },
-            "total_slots": engine.loop.scheduler.limits.num_slots,
-            "model_alias": card.name,
-            "model_ftype": card.file_type,
-            "model_path": card.path,
-            "modalities": {"vision": False, "video": False, "audio": False},
-            "endpoint_slots": settings.slots,
-            "endpoint_props": False,
-            "endpoint_metrics": settings.metrics,
-            "chat_template": engine.chat_template.source if engine.chat_template else "",
-            "bos_token": engine.tokenizer.bos_text,
-            "eos_token": engine.tokenizer.eos_text,
-            "build_info": BUILD,
-            "is_sleeping": False,
-        }
-    )
+    answer: Props = {
+        "default_generation_settings": {
+            "params": {**sampling, "n_predict": settings.n_predict, "lora": engine.adapters.current_scales()},
+            "n_ctx": card.n_ctx,
+        },
+        "total_slots": engine.loop.scheduler.limits.num_slots,
+        "model_alias": card.name,
+        "model_ftype": card.file_type,
+        "model_path": card.path,
+        "modalities": {"vision": False, "video": False, "audio": False},
+        "endpoint_slots": settings.slots,
+        "endpoint_props": False,
+        "endpoint_metrics": settings.metrics,
+        "chat_template": engine.chat_template.source if engine.chat_template else "",
+        "bos_token": engine.tokenizer.bos_text,
+        "eos_token": engine.tokenizer.eos_text,
+        "build_info": BUILD,
+        "is_sleeping": False,
+    }
+    return JsonResponse(answer)
 
 
 async def slots(request: Request) -> Response:
@@ -122,8 +148,8 @@ async def slots(request: Request) -> Response:
     return JsonResponse([_slot(engine, slot_id, running.get(slot_id)) for slot_id in range(num_slots)])
 
 
-def _slot(engine: Engine, slot_id: int, request: GenerationRequest | None) -> Json:
-    slot: Json = {
+def _slot(engine: Engine, slot_id: int, request: GenerationRequest | None) -> Slot:
+    slot: Slot = {
         "id": slot_id,
         "n_ctx": engine.model.n_ctx,
         "speculative": False,
@@ -132,7 +158,8 @@ def _slot(engine: Engine, slot_id: int, request: GenerationRequest | None) -> Js
     if request is None:
         return slot
     num_prompt = len(request.prompt)
-    return slot | {
+    return {
+        **slot,
         "id_task": request.request_id,
         "n_prompt_tokens": num_prompt,
         "n_prompt_tokens_processed": max(min(request.num_computed, num_prompt) - request.num_cached, 0),

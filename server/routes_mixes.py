@@ -6,6 +6,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from server.adapter_catalog import AdapterCatalog, Mix, NameRefused, shortest
+from server.answers import MixDeleted, ShownMix, ShownMixes
 from server.door import engine_of
 from server.errors import FieldInvalid, JsonResponse, ModelUnknown
 from server.fields import JsonObject, Text
@@ -35,14 +36,16 @@ async def mixes(request: Request) -> Response:
     engine = engine_of(request)
     catalog = engine.adapters.catalog
     if request.method == "GET":
-        return JsonResponse({"object": "list", "data": [_shown(mix) for mix in catalog.mixes]})
+        listed: ShownMixes = {"object": "list", "data": [_shown(mix) for mix in catalog.mixes]}
+        return JsonResponse(listed)
     if request.method == "DELETE":
         name = (await read_body(request, MixName, engine.unknown_fields)).name
         try:
             catalog.remove_mix(name)
         except KeyError:
             raise ModelUnknown(f"there is no mix {name[:200]!r}") from None
-        return JsonResponse({"name": name, "deleted": True})
+        deleted: MixDeleted = {"name": name, "deleted": True}
+        return JsonResponse(deleted)
     body = await read_body(request, MixBody, engine.unknown_fields)
     return JsonResponse(_shown(_define(catalog, body)))
 
@@ -71,7 +74,7 @@ def _scale(name: str, value: object) -> float:
         raise FieldInvalid(f"adapters.{name}", "must be a finite number in float32") from None
 
 
-def _shown(mix: Mix) -> dict[str, object]:
+def _shown(mix: Mix) -> ShownMix:
     return {"name": mix.name, "adapters": {name: shortest(scale) for name, scale in mix.parts}}
 
 

@@ -4,6 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from server.answers import Detokenized, RenderedPrompt, TokenPiece, Tokens
 from server.arrival import list_for_answer, list_for_now
 from server.chat import render_chat
 from server.door import engine_of
@@ -36,10 +37,10 @@ async def tokenize(request: Request) -> Response:
         ids = await encode_prompt(
             tokenizer, prompt, "content", add_special=body.add_special, parse_special=body.parse_special
         )
-    if not body.with_pieces:
-        return JsonResponse({"tokens": ids})
-    pieces = [{"id": token_id, "piece": _piece(tokenizer.piece(token_id))} for token_id in ids]
-    return JsonResponse({"tokens": pieces})
+    answer: Tokens = {"tokens": list(ids)}
+    if body.with_pieces:
+        answer = {"tokens": [TokenPiece(id=token_id, piece=_piece(tokenizer.piece(token_id))) for token_id in ids]}
+    return JsonResponse(answer)
 
 
 def _piece(text: bytes) -> str | list[int]:
@@ -63,7 +64,8 @@ async def detokenize(request: Request) -> Response:
             raise FieldInvalid(f"tokens[{index}]", f"must be a token id, but is {json_type(token_id)}")
         ids.append(checked_token_id(tokenizer, token_id, f"tokens[{index}]"))
     text = tokenizer.decode(ids)
-    return JsonResponse({"content": text, "prompt": text})
+    answer: Detokenized = {"content": text, "prompt": text}
+    return JsonResponse(answer)
 
 
 async def apply_template(request: Request) -> Response:
@@ -71,7 +73,8 @@ async def apply_template(request: Request) -> Response:
     engine = engine_of(request)
     body = await read_body(request, ChatFields, engine.unknown_fields)
     async with list_for_now(request, engine, body) as served:
-        return JsonResponse({"prompt": render_chat(served.chat_template, body)})
+        answer: RenderedPrompt = {"prompt": render_chat(served.chat_template, body)}
+        return JsonResponse(answer)
 
 
 routes = [

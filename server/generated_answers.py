@@ -1,0 +1,188 @@
+"""The bodies of generated answers, whole and in streams: llama-server's form and OpenAI's two. The OpenAPI document is
+made of these types.
+
+Source: llama-server's documented answers, OpenAI's API reference.
+"""
+
+from typing import Literal, NotRequired, TypeAlias
+
+from typing_extensions import TypedDict
+
+FinishReason = Literal["stop", "length"]
+
+
+class TopLogprob(TypedDict):
+    """A token that might have come."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class TokenLogprob(TopLogprob):
+    """A token that came, with the most likely ones at its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class Timings(TypedDict):
+    """What prompt and generation took."""
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_token_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_token_ms: float
+    predicted_per_second: float
+
+
+class CompletionPiece(TypedDict):
+    """A piece of a native stream."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    stop: Literal[False]
+    id_slot: int
+    tokens_predicted: int
+    tokens_evaluated: int
+    timings: NotRequired[Timings]
+    completion_probabilities: NotRequired[list[TokenLogprob]]
+
+
+class CompletionResult(TypedDict):
+    """A native answer, or the last frame of its stream; `response_fields` leaves only what it names."""
+
+    index: int
+    content: str
+    tokens: list[int]
+    id_slot: int
+    stop: Literal[True]
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    generation_settings: dict[str, object]
+    prompt: str
+    has_new_line: bool
+    truncated: bool
+    stop_type: Literal["none", "eos", "word", "limit"]
+    stopping_word: str
+    tokens_cached: int
+    timings: Timings
+    completion_probabilities: NotRequired[list[TokenLogprob]]
+
+
+CompletionAnswer: TypeAlias = CompletionResult | list[CompletionResult] | dict[str, object]
+"""One, or one for each prompt and choice, or what `response_fields` leaves of it."""
+CompletionFrame: TypeAlias = CompletionPiece | CompletionResult | dict[str, object]
+
+
+class PromptTokensDetails(TypedDict):
+    """What of the prompts was computed before."""
+
+    cached_tokens: int
+
+
+class Usage(TypedDict):
+    """The tokens of all choices."""
+
+    completion_tokens: int
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Logprobs(TypedDict):
+    """The tokens of a choice."""
+
+    content: list[TokenLogprob]
+
+
+class Envelope(TypedDict):
+    """What every OpenAI answer and chunk carries."""
+
+    created: int
+    model: str
+    system_fingerprint: str
+    id: str
+
+
+class TextChoice(TypedDict):
+    """A text, or a piece of it."""
+
+    text: str
+    index: int
+    logprobs: Logprobs | None
+    finish_reason: FinishReason | None
+
+
+class TextChunk(Envelope):
+    """A chunk of a streamed text completion."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+    usage: NotRequired[Usage]
+    timings: NotRequired[Timings]
+
+
+class TextCompletion(Envelope):
+    """A text completion."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+    usage: Usage
+    timings: Timings
+
+
+class Message(TypedDict):
+    """An assistant's message."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(TypedDict):
+    """One answer of a chat."""
+
+    finish_reason: FinishReason
+    index: int
+    message: Message
+    logprobs: NotRequired[Logprobs]
+
+
+class ChatCompletion(Envelope):
+    """An answer of a chat."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: Timings
+
+
+class Delta(TypedDict):
+    """What a chunk adds to a message."""
+
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str | None]
+
+
+class ChunkChoice(TypedDict):
+    """What a chunk adds to one answer."""
+
+    finish_reason: FinishReason | None
+    index: int
+    delta: Delta
+    logprobs: NotRequired[Logprobs]
+
+
+class ChatChunk(Envelope):
+    """A chunk of a streamed chat."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChunkChoice]
+    usage: NotRequired[Usage]
+    timings: NotRequired[Timings]

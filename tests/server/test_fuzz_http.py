@@ -1,0 +1,24 @@
+"""Random requests to the fake model: no 5xx, no answer that does not come, every refusal in the form of errors. Beside
+them the requests that once were answered otherwise.
+"""
+
+import httpx
+import pytest
+
+from tests.server.fuzz_http import fuzz
+from tests.server.live import LiveServer
+
+
+@pytest.mark.slow
+def test_random_requests_are_answered_as_the_document_says(server: LiveServer) -> None:
+    assert fuzz(server.url, seconds=60) == 0
+    assert server.is_idle
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"), [("/completion", {"prompt": "a", "logit_bias": {"9" * 5000: 1}}, "logit_bias[0]")]
+)
+def test_what_once_failed_is_refused(client: httpx.Client, path: str, body: dict[str, object], field: str) -> None:
+    response = client.post(path, json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(f"Field '{field}'")
