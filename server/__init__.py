@@ -1,1 +1,1 @@
-"""Speak HTTP: llama-server's and OpenAI's dialects, streams, metrics, and the command `cohort`."""
+"""Speak HTTP: the dialects of llama-server, OpenAI and Anthropic, streams, metrics, and the command `cohort`."""

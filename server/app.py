@@ -11,9 +11,11 @@ from server import (
     routes_adapters,
     routes_admin,
     routes_info,
+    routes_messages,
     routes_mixes,
     routes_native,
     routes_openai,
+    routes_responses,
 )
 from server.body_limit import BodyLimit
 from server.door import Cors, Door, Gate
@@ -31,6 +33,8 @@ def create_app(door: Door, models: ServedModels) -> Starlette:
         *routes_mixes.routes,
         *routes_native.routes,
         *routes_openai.routes,
+        *routes_responses.routes,
+        *routes_messages.routes,
         *routes_admin.routes,
     ]
     app = Starlette(

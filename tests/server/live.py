@@ -105,3 +105,16 @@ def frames(response: httpx.Response) -> Iterator[dict[str, Any]]:
         if line and line != "data: [DONE]":
             assert line.startswith("data: "), line
             yield json.loads(line.removeprefix("data: "))
+
+
+def named_events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects of a stream whose events are named after their `type`, as they come."""
+    lines = response.iter_lines()
+    for line in lines:
+        assert line.startswith("event: "), line
+        content = next(lines)
+        assert content.startswith("data: "), content
+        event: dict[str, Any] = json.loads(content.removeprefix("data: "))
+        assert event["type"] == line.removeprefix("event: ")
+        assert next(lines) == ""
+        yield event
