@@ -19,10 +19,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from server import answers, generated_answers
+from server import answers, dialect_answers, generated_answers
 from server.door import PUBLIC_PATHS
 from server.errors import JsonResponse, dump_json
 from server.fields import JsonArray, JsonObject
+from server.messages_schema import MessagesBody, MessagesFields
+from server.responses_schema import ResponsesBody
 from server.routes_adapter_loading import LoadBody, UnloadBody
 from server.routes_admin import LoadModelBody
 from server.routes_mixes import MixBody, MixName
@@ -57,6 +59,7 @@ class Operation:
 
 _NATIVE = Operation(generated_answers.CompletionAnswer, CompletionBody, frames=generated_answers.CompletionFrame)
 _CHAT = Operation(generated_answers.ChatCompletion, ChatBody, frames=generated_answers.ChatChunk)
+_RESPONSES = Operation(dialect_answers.Response, ResponsesBody, frames=dialect_answers.ResponsesFrame)
 
 OPERATIONS: Mapping[str, Operation] = {
     "GET /health": Operation(answers.Health),
@@ -83,6 +86,17 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "POST /v1/chat/completions": _CHAT,
     "POST /chat/completions": _CHAT,
+    "POST /v1/responses": _RESPONSES,
+    "POST /responses": _RESPONSES,
+    "POST /v1/messages": Operation(
+        dialect_answers.AssistantMessage,
+        MessagesBody,
+        frames=dialect_answers.MessagesFrame,
+        error=dialect_answers.MessagesErrorBody,
+    ),
+    "POST /v1/messages/count_tokens": Operation(
+        dialect_answers.TokenCount, MessagesFields, error=dialect_answers.MessagesErrorBody
+    ),
     "POST /admin/models/load": Operation(answers.ModelLoaded, LoadModelBody),
     "GET /openapi.json": Operation(),
 }
