@@ -8,25 +8,27 @@ form of errors there. Exit code 0: there was none.
 import argparse
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from tests.load.demo_server import demo_server
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 REQUEST_TIMEOUT_S = 60
-"""Far longer than the longest answer that SMALL_CONTEXT leaves room for."""
-SMALL_CONTEXT = ("-c", "512", "-np", "2")
+"""Far longer than the longest answer that FLAGS leave room for."""
+FLAGS = ("-c", "512", "-np", "2", "--log-level", "warning")
 
 
 def fuzz(url: str, seconds: int, seed: int | None = None) -> int:
     """Fuzz the server at `url` for so long; return the exit code."""
     command = [
-        *(str(Path(sys.executable).with_name("schemathesis")), "fuzz", f"{url}/openapi.json"),
+        *(str(Path(sys.executable).absolute().with_name("schemathesis")), "fuzz", f"{url}/openapi.json"),
         *("--max-time", str(seconds), "--request-timeout", str(REQUEST_TIMEOUT_S), "--checks", CHECKS),
         *("--mode", "all", "--generation-database", "none", "--no-color"),
         *(() if seed is None else ("--seed", str(seed))),
     ]
-    return subprocess.run(command, check=False).returncode
+    with tempfile.TemporaryDirectory() as folder:  # for what it keeps between runs
+        return subprocess.run(command, cwd=folder, check=False).returncode
 
 
 def main() -> int:
@@ -35,7 +37,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, help="of the requests; without one they are others each time")
     arguments = parser.parse_args()
-    with demo_server(*SMALL_CONTEXT) as port:
+    with demo_server(*FLAGS) as port:
         return fuzz(f"http://127.0.0.1:{port}", round(60 * arguments.minutes), arguments.seed)
 
 
