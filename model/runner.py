@@ -18,7 +18,7 @@ from model.language_model import LanguageModel
 from model.lora import LoraStack, stack_adapters
 from model.lora_cache import LoraCache
 from model.sampler import sample
-from scheduler.batch import BLOCK_SIZE, Batch, Row, SamplingParams, StepOutput
+from scheduler.batch import BLOCK_SIZE, Batch, Row, SamplerChain, SamplingParams, StepOutput
 from scheduler.cohort import AdapterId
 
 
@@ -38,11 +38,12 @@ class ModelRunner:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Run a few small batches, so that kernels are loaded before the first request. Overwrites free blocks."""
-        sampling = SamplingParams(num_logprobs=1)
+        usual, unusual = SamplingParams(num_logprobs=1), SamplingParams(chain=SamplerChain(dry_multiplier=1.0))
         stack = stack_adapters([(_silent_adapter(self._decoder), 1.0)], self._decoder.adaptable, self._decoder.backend)
-        for num_rows, num_tokens in ((1, BLOCK_SIZE), (1, 1), (min(4, self._kv.num_blocks), 1)):
+        num_blocks = min(4, self._kv.num_blocks)
+        for num_rows, num_tokens, sampling in ((1, BLOCK_SIZE, usual), (1, 1, usual), (num_blocks, 1, unusual)):
             rows = tuple(
-                Row(request_id=i, token_ids=(0,) * num_tokens, start=0, block_table=(i,), sampling=sampling)
+                Row(i, (0,) * num_tokens, start=0, block_table=(i,), sampling=sampling, history=(0,) * BLOCK_SIZE)
                 for i in range(num_rows)
             )
             for lora in (None, stack):

@@ -1,16 +1,16 @@
 """Choose one token per row from its logits. It must not know of batches, devices or adapters.
 
-The chain, in llama.cpp's order: logit bias, penalties, top-k, top-p, min-p, temperature, draw. A sample is a function
-of the row's logits, its history, its parameters, its seed and the position where the token will stand, of nothing else:
-every row is computed alone, on the host, and the random number is a hash of (seed, position). So a token never depends
-on its neighbours, and a preempted request that is computed again draws the same tokens again.
+The usual chain, in llama.cpp's order: logit bias, penalties, top-k, top-p, min-p, temperature, draw; others are in
+sampler_chain.py. A sample is a function of the row's logits, its history, its parameters, its seed and the position
+where the token will stand, and, for samplers that remember, of the state that the request's last sample has left; of
+nothing else: every row is computed alone, on the host, and the random number is a hash of (seed, position). So a token
+never depends on its neighbours, and a preempted request that is computed again goes on with the same tokens.
 
 The draw is an inverse CDF. Candidates that a filter has left stand in order of likelihood; where no filter applies
 (top-k 0, top-p 1, min-p 0) the whole vocabulary stands in order of ids. Most rows are chosen for by kernels
 (kernels_sampling.py); what they leave undecided, a draw among many candidates, is done here in numpy.
 
-Sources: top-p, Holtzman et al., arXiv 1904.09751; min-p, Nguyen et al., arXiv 2407.01082; repeat penalty, Keskar et
-al., arXiv 1909.05858; SplitMix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+Sources: top-p, Holtzman et al., arXiv 1904.09751; min-p, Nguyen et al., arXiv 2407.01082.
 
 Dimensions: S rows, V vocabulary of their adapter list (the base model's or larger), C candidates.
 """
@@ -24,13 +24,15 @@ import numpy.typing as npt
 import torch
 
 from model.kernels_sampling import MAX_CANDIDATES, NO_TOKEN, UNDECIDED, choose, mass, most_likely
+from model.sampler_candidates import Candidates, Drawn
+from model.sampler_chain import draw_by_chain
+from model.sampler_penalties import penalised
+from model.sampler_random import uniform
 from scheduler.batch import Row, RowFault, Sample, SamplingParams, TokenLogprob
 
 Floats: TypeAlias = npt.NDArray[np.floating]
 Ids: TypeAlias = npt.NDArray[np.int64]
 
-_MASK64 = 2**64 - 1
-_GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 _PARALLEL_SIZE = 100_000
 """Logits from which several threads are worth while."""
 _DEPTHS = (4.0, 8.0, 12.0, 16.0, math.inf)
@@ -76,7 +78,9 @@ def _chain(row: Row) -> tuple[float, ...]:
 
 def _is_adjusted(row: Row) -> bool:
     params = row.sampling
-    return params is not None and (bool(params.logit_bias) or (bool(row.history) and params.uses_penalties))
+    if params is None:
+        return False
+    return params.uses_chain or bool(params.logit_bias) or (bool(row.history) and params.uses_penalties)
 
 
 def _outcome(logits: Floats, row: Row, chosen: int | None) -> Sample | RowFault:
@@ -84,15 +88,52 @@ def _outcome(logits: Floats, row: Row, chosen: int | None) -> Sample | RowFault:
     params = row.sampling
     assert params is not None
     try:
-        token_id = _adjusted_choice(logits, row) if chosen is None else _checked(chosen, logits, logits, row)
+        drawn = _by_chain(logits, row) if params.uses_chain else None
+        token_id = _usual_choice(logits, row, chosen) if drawn is None else drawn.token_id
     except _NoToken as fault:
         return RowFault(row.request_id, str(fault))
+    return _told(logits, row, token_id, drawn)
+
+
+def _told(logits: Floats, row: Row, token_id: int, drawn: Drawn | None) -> Sample:
+    """Return the sample of a token, which a chain has drawn or none, with the log-probabilities that its row wants."""
+    params = row.sampling
+    assert params is not None
+    state = () if drawn is None else drawn.state
     if params.num_logprobs is None:
-        return Sample(row.request_id, token_id)
-    return _with_logprobs(logits, row.request_id, token_id, params.num_logprobs)
+        return Sample(row.request_id, token_id, sampler_state=state)
+    if params.post_sampling_probs:
+        logprob, top = _drawn_logprobs(drawn or _by_chain(logits, row), token_id, params.num_logprobs)
+    else:
+        logprob, top = _model_logprobs(logits, token_id, params.num_logprobs)
+    return Sample(row.request_id, token_id, logprob, top, state)
 
 
-def _adjusted_choice(logits: Floats, row: Row) -> int:
+def _by_chain(logits: Floats, row: Row) -> Drawn:
+    """Choose by numpy, with every sampler of the row's chain. Raises _NoToken."""
+    biased = _biased(logits, row)
+    largest = float(biased.max())
+    if not math.isfinite(largest):
+        raise _NoToken(_fault_of(logits, largest))
+    ids = np.flatnonzero(biased > -np.inf)
+    return draw_by_chain(Candidates(ids, biased[ids].astype(np.float64), logits.size), row)
+
+
+def _drawn_logprobs(drawn: Drawn, token_id: int, count: int) -> tuple[float, tuple[TokenLogprob, ...]]:
+    """Return the log-probabilities, among the candidates that the samplers have left, of a token and of the most
+    likely ones."""
+    candidates = drawn.candidates
+    order = candidates.order()[:count]
+    logprobs = np.log(candidates.probabilities())
+    own = logprobs[candidates.ids == token_id].tolist() or [-math.inf]
+    top = zip(candidates.ids[order].tolist(), logprobs[order].tolist(), strict=True)
+    return own[0], tuple(TokenLogprob(top_id, logprob) for top_id, logprob in top if logprob > -math.inf)
+
+
+def _usual_choice(logits: Floats, row: Row, chosen: int | None) -> int:
+    """Return what the kernel has chosen, or choose from adjusted logits. Raises _NoToken."""
+    if chosen is not None:
+        return _checked(chosen, logits, logits, row)
     adjusted = _penalised(_biased(logits, row), row)
     return _checked(_choose(adjusted[None], [0], [row])[0], adjusted, logits, row)
 
@@ -107,29 +148,13 @@ def _checked(chosen: int, adjusted: Floats, logits: Floats, row: Row) -> int:
     return chosen
 
 
-def _with_logprobs(logits: Floats, request_id: int, token_id: int, num_logprobs: int) -> Sample:
-    """Return the sample with the log-probabilities, under the model, of its token and of the most likely ones."""
-    top_ids = _most_likely(logits, min(num_logprobs, logits.size))
+def _model_logprobs(logits: Floats, token_id: int, count: int) -> tuple[float, tuple[TokenLogprob, ...]]:
+    """Return the log-probabilities, under the model, of a token and of the most likely ones."""
+    top_ids = _most_likely(logits, min(count, logits.size))
     largest = float(logits.max())
     log_mass = largest + math.log(mass(logits, largest))
     top = tuple(TokenLogprob(top_id, float(logits[top_id]) - log_mass) for top_id in top_ids.tolist())
-    return Sample(request_id, token_id, float(logits[token_id]) - log_mass, top)
-
-
-def uniform(seed: int, position: int) -> float:
-    """Return the number in [0, 1), a multiple of 2^-53, that decides the token at `position` of a request with `seed`.
-
-    SplitMix64's stream of a seed that was mixed first, read at `position`: neighbouring seeds give unrelated streams.
-    """
-    bits = _mix64(_mix64(seed + _GOLDEN_GAMMA) + (position + 1) * _GOLDEN_GAMMA)
-    return (bits >> 11) * 2.0**-53
-
-
-def _mix64(value: int) -> int:
-    value &= _MASK64
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK64
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK64
-    return value ^ (value >> 31)
+    return float(logits[token_id]) - log_mass, top
 
 
 def _fault_of(logits: Floats, largest: float) -> str:
@@ -165,11 +190,9 @@ def _penalised(logits: Floats, row: Row) -> Floats:
     ids, counts = np.unique(np.array(row.history), return_counts=True)
     known = ids < logits.size  # a prompt may hold tokens that only an adapter knows which is not in the list yet
     ids, counts = ids[known], counts[known]
-    seen = logits[ids].astype(np.float64)
-    seen = np.where(seen > 0, seen / params.repeat_penalty, seen * params.repeat_penalty)
-    penalised = logits.copy()
-    penalised[ids] = seen - counts * params.frequency_penalty - params.presence_penalty
-    return penalised
+    adjusted = logits.copy()
+    adjusted[ids] = penalised(logits[ids].astype(np.float64), counts, params)
+    return adjusted
 
 
 def _draw(logits: Floats, params: SamplingParams, u: float) -> int:

@@ -1,7 +1,9 @@
 """The contract between scheduler and model: what one step computes, and what comes back. Plain ints and tuples, no
 tensors."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 from scheduler.cohort import CohortKey
 
@@ -9,11 +11,84 @@ BLOCK_SIZE = 16
 """Tokens per KV block. One value everywhere: vllm-flash-attn wants a multiple of 16, and small blocks waste least."""
 
 
+class Sampler(StrEnum):
+    """A link of a chain of samplers, under llama-server's name."""
+
+    PENALTIES = "penalties"
+    DRY = "dry"
+    TOP_N_SIGMA = "top_n_sigma"
+    TOP_K = "top_k"
+    TYPICAL_P = "typ_p"
+    TOP_P = "top_p"
+    MIN_P = "min_p"
+    XTC = "xtc"
+    TEMPERATURE = "temperature"
+    ADAPTIVE_P = "adaptive_p"
+    """Chooses the token, wherever it stands; the others change or drop candidates."""
+
+
+DEFAULT_SAMPLERS = tuple(sampler for sampler in Sampler if sampler is not Sampler.ADAPTIVE_P)
+"""llama-server's order."""
+_USUAL_SAMPLERS = (Sampler.PENALTIES, Sampler.TOP_K, Sampler.TOP_P, Sampler.MIN_P, Sampler.TEMPERATURE)
+"""Those that do something by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerChain:
+    """Samplers beyond the usual ones, and the order of all. Defaults are llama-server's, and leave the usual chain."""
+
+    samplers: tuple[Sampler, ...] = DEFAULT_SAMPLERS
+    """Those that are not in it do nothing."""
+    dynatemp_range: float = 0.0
+    """The temperature varies by as much, with the candidates' entropy; 0 and less: it does not."""
+    dynatemp_exponent: float = 1.0
+    typical_p: float = 1.0
+    """1 and more keep all candidates."""
+    top_n_sigma: float = -1.0
+    """0 and less keep all candidates."""
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    """Above 0.5 nothing is excluded."""
+    dry_multiplier: float = 0.0
+    """0 penalises nothing."""
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    """How many of the last tokens (prompt included) are searched for repetitions; 0 none."""
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    dry_breakers: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict, compare=False)
+    """The same as tokens: what may follow each that begins one; nothing where it is a whole one. A function of the
+    texts and the tokenizer. Empty where nothing is penalised."""
+    mirostat: int = 0
+    """1 and 2: that version of Mirostat chooses the token, after the temperature and no other sampler."""
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    """Below 0 `adaptive_p` draws as usual."""
+    adaptive_decay: float = 0.9
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether it does no more than SamplerChain()."""
+        is_bent = self.mirostat != 0 or self.dynatemp_range > 0 or self.adaptive_target >= 0
+        is_cut = self.typical_p < 1 or self.top_n_sigma > 0 or self.xtc_probability > 0
+        if is_bent or is_cut or self.uses_dry:
+            return False
+        return tuple(sampler for sampler in self.samplers if sampler in _USUAL_SAMPLERS) == _USUAL_SAMPLERS
+
+    @property
+    def uses_dry(self) -> bool:
+        """Whether earlier repetitions change the logits."""
+        is_on = self.dry_multiplier != 0 and self.dry_penalty_last_n != 0
+        return is_on and self.mirostat == 0 and Sampler.DRY in self.samplers
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How a request's tokens are chosen. Defaults are llama-server's.
 
-    Sampling is a function of these, the logits, the history and the position: never of the other rows of the batch.
+    Sampling is a function of these, the logits, the history, the position and, for samplers that remember, of what the
+    request's last sample left: never of the other rows of the batch.
     """
 
     temperature: float = 0.8
@@ -35,12 +110,34 @@ class SamplingParams:
     """Resolved: a request that asked for a random seed has been given one."""
     num_logprobs: int | None = None
     """None: no log-probabilities wanted. n: of the sampled token and of the n most likely ones."""
+    post_sampling_probs: bool = False
+    """Log-probabilities are those after all samplers, not the model's."""
+    chain: SamplerChain | None = None
+    """None: as SamplerChain()."""
 
     @property
     def uses_penalties(self) -> bool:
         """Whether the tokens so far change the logits of the next."""
         neutral = self.repeat_penalty == 1.0 and self.presence_penalty == 0.0 and self.frequency_penalty == 0.0
         return self.repeat_last_n != 0 and not neutral
+
+    @property
+    def history_len(self) -> int:
+        """How many of the last tokens (prompt included) a sample depends on; -1 all."""
+        num_penalised = self.repeat_last_n if self.uses_penalties else 0
+        if self.chain is None or not self.chain.uses_dry or num_penalised < 0:
+            return num_penalised
+        return max(num_penalised, self.chain.dry_penalty_last_n)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is taken, whatever the seed."""
+        return self.temperature == 0 and not self.uses_chain
+
+    @property
+    def uses_chain(self) -> bool:
+        """Whether the other parameters do not say all."""
+        return self.chain is not None and not self.chain.is_usual
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +153,9 @@ class Row:
     sampling: SamplingParams | None
     """None where the chunk does not reach the end of the prompt: its logits are not needed."""
     history: tuple[int, ...] = ()
-    """The last `repeat_last_n` tokens up to and including this row's; empty where no penalty needs them."""
+    """The last `history_len` tokens up to and including this row's; empty where no sampler needs them."""
+    sampler_state: tuple[float, ...] = ()
+    """What the request's last sample left for its next; empty before the first."""
     is_decode: bool = False
     """Whether the row computes just the newest sampled token."""
 
@@ -82,7 +181,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A candidate and its natural-log probability under the model, before any sampler."""
+    """A candidate and its natural-log probability: under the model, before any sampler, or after all of them."""
 
     token_id: int
     logprob: float
@@ -96,7 +195,9 @@ class Sample:
     token_id: int
     logprob: float | None = None
     top_logprobs: tuple[TokenLogprob, ...] = ()
-    """Most likely first."""
+    """Most likely first. After the samplers, only those that are possible."""
+    sampler_state: tuple[float, ...] = ()
+    """For the row of the request's next sample. Kept with the request, whether or not its KV is computed again."""
 
 
 @dataclass(frozen=True, slots=True)

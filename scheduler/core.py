@@ -379,6 +379,7 @@ class Scheduler:
         assert sample.request_id == request.request_id
         since = request.arrived_s if request.last_token_s is None else request.last_token_s
         request.output.append(sample.token_id)
+        request.sampler_state = sample.sampler_state
         request.last_token_s = now
         index = len(request.output) - 1
         self._events.append(TokenSampled(request.request_id, request.key, index, sample, now - since, now))

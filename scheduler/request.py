@@ -56,6 +56,8 @@ class Request:
 
     state: State = State.WAITING
     output: list[int] = field(default_factory=list)
+    sampler_state: tuple[float, ...] = ()
+    """What its samplers remember beside its tokens, as of the last of them."""
     slot_id: int | None = None
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
@@ -116,10 +118,10 @@ class Request:
         return self.prompt[start:split] + generated if start < split else generated
 
     def history(self) -> tuple[int, ...]:
-        """The tokens that the penalties of the next sample look at; empty where none does."""
-        if not self.sampling.uses_penalties:
+        """The tokens that the samplers of the next token look at; empty where none does."""
+        last_n = self.sampling.history_len
+        if last_n == 0:
             return ()
-        last_n = self.sampling.repeat_last_n
         return self.tokens(0 if last_n < 0 else max(self.num_tokens - last_n, 0), self.num_tokens)
 
     def prefill_row(self, count: int) -> Row:
@@ -133,6 +135,7 @@ class Request:
             block_table=tuple(self.blocks),
             sampling=self.sampling if samples else None,
             history=self.history() if samples else (),
+            sampler_state=self.sampler_state,
         )
 
     def decode_row(self) -> Row:
@@ -145,6 +148,7 @@ class Request:
             block_table=tuple(self.blocks),
             sampling=self.sampling,
             history=self.history(),
+            sampler_state=self.sampler_state,
             is_decode=True,
         )
 

@@ -47,16 +47,16 @@ class StoredAnswer:
 
 def is_deterministic(request: Request, *, is_seeded: bool, has_time_limit: bool) -> bool:
     """Whether a request's tokens are a function of what it asks for. `is_seeded`: somebody chose its seed."""
-    return not has_time_limit and (is_seeded or request.sampling.temperature == 0)
+    return not has_time_limit and (is_seeded or request.sampling.is_greedy)
 
 
 def answer_key(request: Request, stop: tuple[str, ...], tokenizer: Tokenizer) -> AnswerKey:
-    """Return the key of a deterministic request. At temperature 0 the seed means nothing."""
+    """Return the key of a deterministic request. Where the most likely token is taken the seed means nothing."""
     sampling = request.sampling
     return AnswerKey(
         adapters=list_seed(request.key, request.activations),
         prompt=request.prompt,
-        sampling=replace(sampling, seed=0) if sampling.temperature == 0 else sampling,
+        sampling=replace(sampling, seed=0) if sampling.is_greedy else sampling,
         max_new_tokens=request.max_new_tokens,
         eog_ids=request.eog_ids,
         stop=stop,

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.sampler import sample, uniform
+from model.sampler import sample
+from model.sampler_random import uniform
 from scheduler.batch import Row, RowFault, Sample, SamplingParams
 from scheduler.request import Request
 

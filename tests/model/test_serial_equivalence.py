@@ -16,7 +16,7 @@ from model.language_model import LanguageModel, load_language_model
 from model.lora_cache import LoraCache
 from model.runner import ModelRunner
 from model.weights import load_checkpoint
-from scheduler.batch import BLOCK_SIZE, Sample, SamplingParams
+from scheduler.batch import BLOCK_SIZE, DEFAULT_SAMPLERS, Sample, Sampler, SamplerChain, SamplingParams
 from scheduler.cohort import BASE, CohortKey, cohort_key
 from scheduler.core import Scheduler, SchedulerLimits
 from scheduler.events import Event, Finished, Preempted, TokenSampled
@@ -26,6 +26,11 @@ DEMO = Path(__file__).parents[2] / "docs" / "demo"
 NUM_NEW = 8
 SYSTEM = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 28, 284, 732, 314, 357, 1343, 327, 47, 2, 198]
 """More than a block: what prompts begin with that share a prefix."""
+CHAINS = {
+    3: SamplerChain(mirostat=2),
+    5: SamplerChain((*DEFAULT_SAMPLERS, Sampler.ADAPTIVE_P), adaptive_target=0.3, dry_multiplier=1.0),
+}
+"""Of some requests: samplers that remember, and such that look far back."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,9 @@ def request(number: int, key: CohortKey, *, is_alone: bool = False) -> Request:
         request_id=number,
         key=key,
         prompt=tuple(SYSTEM * (number % 3) + body),
-        sampling=SamplingParams(temperature=0.8 * (number % 2), seed=number, num_logprobs=3),
+        sampling=SamplingParams(
+            temperature=0.8 * (number % 2), seed=number, num_logprobs=3, chain=CHAINS.get(number % 6)
+        ),
         max_new_tokens=NUM_NEW,
         eog_ids=frozenset(),
         slot_id_wanted=None,

@@ -17,7 +17,7 @@ from model.language_model import load_language_model
 from model.lora_cache import LoraCache
 from model.runner import ModelRunner
 from model.weights import load_checkpoint
-from scheduler.batch import Batch, Row, RowFault, SamplingParams
+from scheduler.batch import Batch, Row, RowFault, SamplerChain, SamplingParams
 from scheduler.cohort import BASE, AdapterId, CohortKey, cohort_key
 
 ADAPTER = AdapterId(0, "digest")
@@ -27,6 +27,7 @@ SAMPLINGS = (
     SamplingParams(top_k=0, top_p=1.0, min_p=0.0, num_logprobs=5),
     SamplingParams(top_k=0, top_p=0.9, num_logprobs=200),
     SamplingParams(repeat_penalty=1.1, logit_bias=((3, 1.5),)),
+    SamplingParams(chain=SamplerChain(dry_multiplier=1.0, typical_p=0.9)),
 )
 
 

@@ -75,11 +75,12 @@ class FakeModel:
         assert row.sampling is not None
         last = self._cell_at(row, row.end - 1)
         assert last is not None
-        influences = (seed, last.chain, row.end, row.sampling.seed, row.history)
-        token_id = crc32(repr(influences).encode()) % VOCABULARY_SIZE
+        influences = (seed, last.chain, row.end, row.sampling.seed, row.history, row.sampler_state)
+        mixed = crc32(repr(influences).encode())
+        token_id = mixed % VOCABULARY_SIZE
         context = self._contexts[row.request_id]
         context.append(_extend(context, seed, token_id))
-        return Sample(row.request_id, token_id)
+        return Sample(row.request_id, token_id, sampler_state=(float(mixed),))
 
 
 def _extend(context: list[Cell], seed: CacheSeed, token_id: int) -> Cell:
