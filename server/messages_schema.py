@@ -11,6 +11,7 @@ from pydantic import AliasChoices, Field
 
 from server.chat import read_text
 from server.errors import FieldInvalid
+from server.field_shapes import ChatMessage, TextPart, documented
 from server.fields import JsonArray, JsonObject, Texts, json_type, whole
 from server.schemas import ChatFields, GenerationBody, ListFields
 from server.unsupported import NEUTRAL_FOR_ONE_TEXT
@@ -32,8 +33,8 @@ class MessagesFields(ListFields):
         "tools": ([],),
     }
 
-    messages: JsonArray = Field([])
-    system: object = None
+    messages: Annotated[JsonArray, documented(list[ChatMessage])] = Field([])
+    system: Annotated[object, documented(str | list[TextPart])] = None
     chat_template_kwargs: JsonObject = Field({})
 
 

@@ -22,7 +22,8 @@ from starlette.routing import Route
 from server import answers, dialect_answers, generated_answers
 from server.door import PUBLIC_PATHS
 from server.errors import JsonResponse, dump_json
-from server.fields import JsonArray, JsonObject
+from server.field_shapes import AdapterList
+from server.fields import JsonObject
 from server.messages_schema import MessagesBody, MessagesFields
 from server.responses_schema import ResponsesBody
 from server.routes_adapter_loading import LoadBody, UnloadBody
@@ -70,7 +71,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "GET /slots": Operation(list[answers.Slot], query={"fail_on_no_slot": "1: answer 503 where no slot is idle"}),
     "GET /metrics": Operation(str, media_type="text/plain"),
     "GET /lora-adapters": Operation(list[answers.LoadedAdapter]),
-    "POST /lora-adapters": Operation(answers.Success, JsonArray),
+    "POST /lora-adapters": Operation(answers.Success, AdapterList),
     "POST /v1/load_lora_adapter": Operation(str, LoadBody, media_type="text/plain"),
     "POST /v1/unload_lora_adapter": Operation(str, UnloadBody, media_type="text/plain"),
     "GET /v1/mixes": Operation(answers.ShownMixes),

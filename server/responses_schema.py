@@ -11,6 +11,7 @@ from pydantic import AliasChoices, BeforeValidator, Field
 
 from server.chat import read_text
 from server.errors import FieldInvalid
+from server.field_shapes import ChatMessage, documented
 from server.fields import Text, json_type, refuse, whole
 from server.schemas import ChatFields, GenerationBody
 from server.unsupported import NEUTRAL_FOR_ONE_TEXT
@@ -49,7 +50,7 @@ class ResponsesBody(GenerationBody):
     n_predict: Annotated[int, whole(-1)] | None = Field(
         None, validation_alias=AliasChoices("max_output_tokens", "n_predict", "max_completion_tokens", "max_tokens")
     )
-    input: object = None
+    input: Annotated[object, documented(str | list[ChatMessage])] = None
     instructions: Text | None = None
     metadata: Metadata = Field({})
 

@@ -1,5 +1,7 @@
 """Names for adapter lists: GET, POST and DELETE /v1/mixes. A mix is asked for as `model`."""
 
+from typing import Annotated
+
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,6 +11,7 @@ from server.adapter_catalog import AdapterCatalog, Mix, NameRefused, shortest
 from server.answers import MixDeleted, ShownMix, ShownMixes
 from server.door import engine_of
 from server.errors import FieldInvalid, JsonResponse, ModelUnknown
+from server.field_shapes import AdapterList, documented
 from server.fields import JsonObject, Text
 from server.schemas import read_body
 
@@ -17,9 +20,9 @@ class MixBody(BaseModel):
     """The body of POST /v1/mixes: one of `adapters` and `lora`."""
 
     name: Text = ""
-    adapters: JsonObject | None = None
+    adapters: Annotated[JsonObject, documented(dict[str, float])] | None = None
     """`{"adapter name": scale}`."""
-    lora: object = None
+    lora: Annotated[object, documented(AdapterList)] = None
     """A list as in a request."""
 
 

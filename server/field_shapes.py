@@ -1,0 +1,50 @@
+"""What fields look like whose rules other files know, for the OpenAPI document alone: these types check nothing, so
+that a wrong value is told of in the words of the file that reads it.
+"""
+
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias
+
+from pydantic import BeforeValidator, Field
+from typing_extensions import TypedDict
+
+
+def documented(kind: Any) -> BeforeValidator:
+    """Return what gives a field the type `kind` in the document, and takes every value."""
+    return BeforeValidator(lambda value: value, json_schema_input_type=kind)
+
+
+class ListElement(TypedDict, total=False):
+    """An adapter of a list, by id or by name; `server/adapter_catalog.py` reads it."""
+
+    id: Annotated[int, Field(ge=0)]
+    name: str
+    scale: float | None
+
+
+AdapterList: TypeAlias = list[ListElement]
+
+
+class PromptObject(TypedDict):
+    """A prompt as llama-server's clients for several kinds of media send it."""
+
+    prompt_string: str
+
+
+Prompt: TypeAlias = str | list[int | str] | PromptObject
+"""Text, or token ids and texts in order; `server/generation.py` reads it."""
+LogitBias: TypeAlias = list[tuple[int | str, float | Literal[False]]] | dict[str, float | Literal[False]]
+"""By token id or text; false forbids. `server/generation.py` reads it."""
+
+
+class TextPart(TypedDict):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(TypedDict):
+    """A message of a conversation; `server/chat.py` reads it."""
+
+    role: str
+    content: NotRequired[str | list[TextPart] | None]
