@@ -26,6 +26,21 @@ class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
+class TopProb(TypedDict):
+    """A token that the samplers have left."""
+
+    id: int
+    token: str
+    bytes: list[int]
+    prob: float
+
+
+class TokenProb(TopProb):
+    """A token that came, with the most likely of those that the samplers have left: `post_sampling_probs`."""
+
+    top_probs: list[TopProb]
+
+
 class Timings(TypedDict):
     """What prompt and generation took."""
 
@@ -51,7 +66,7 @@ class CompletionPiece(TypedDict):
     tokens_predicted: int
     tokens_evaluated: int
     timings: NotRequired[Timings]
-    completion_probabilities: NotRequired[list[TokenLogprob]]
+    completion_probabilities: NotRequired[list[TokenLogprob] | list[TokenProb]]
 
 
 class CompletionResult(TypedDict):
@@ -73,7 +88,7 @@ class CompletionResult(TypedDict):
     stopping_word: str
     tokens_cached: int
     timings: Timings
-    completion_probabilities: NotRequired[list[TokenLogprob]]
+    completion_probabilities: NotRequired[list[TokenLogprob] | list[TokenProb]]
 
 
 CompletionAnswer: TypeAlias = CompletionResult | list[CompletionResult] | dict[str, object]
@@ -99,7 +114,7 @@ class Usage(TypedDict):
 class Logprobs(TypedDict):
     """The tokens of a choice."""
 
-    content: list[TokenLogprob]
+    content: list[TokenLogprob] | list[TokenProb]
 
 
 class Envelope(TypedDict):

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from model.tokenizer import Tokenizer
-from scheduler.batch import SamplingParams
+from scheduler.batch import SamplerChain, SamplingParams
 from scheduler.request import Request
 from server.adapter_registry import ServedList
 from server.engine import Engine
 from server.errors import BodyInvalid, FieldInvalid
 from server.fields import json_type
+from server.sampler_fields import read_chain
 from server.schemas import MAX_PENALTY, GenerationBody
 
 Prompt: TypeAlias = tuple[int | str, ...]
@@ -117,7 +118,7 @@ async def make_choices(
     if body.best_of is not None and body.best_of not in (1, body.n):
         raise FieldInvalid("best_of", f"is supported only as 1 or as n, which is {body.n}, but got {body.best_of}")
     tokenizer = served.tokenizer
-    sampling = _sampling(engine, body, tokenizer)
+    sampling = _sampling(engine, body, tokenizer, await read_chain(body, tokenizer))
     max_new_tokens = _max_new_tokens(engine, body)
     eog_ids: frozenset[int] = frozenset() if body.ignore_eos else tokenizer.eog_ids
     encoded = [await encode_prompt(tokenizer, prompt, field) for prompt in prompts]
@@ -152,7 +153,7 @@ def _max_new_tokens(engine: Engine, body: GenerationBody) -> int:
     return engine.model.n_ctx if wanted < 0 else max(wanted, 1)
 
 
-def _sampling(engine: Engine, body: GenerationBody, tokenizer: Tokenizer) -> SamplingParams:
+def _sampling(engine: Engine, body: GenerationBody, tokenizer: Tokenizer, chain: SamplerChain | None) -> SamplingParams:
     default = engine.default_sampling
     return SamplingParams(
         temperature=default.temperature if body.temperature is None else max(body.temperature, 0.0),
@@ -167,6 +168,8 @@ def _sampling(engine: Engine, body: GenerationBody, tokenizer: Tokenizer) -> Sam
         logit_bias=_logit_bias(tokenizer, body),
         seed=_seed(default.seed if body.seed is None else body.seed),
         num_logprobs=body.num_logprobs,
+        post_sampling_probs=body.post_sampling_probs,
+        chain=chain,
     )
 
 

@@ -2,11 +2,12 @@
 as there.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from model.tokenizer import Tokenizer
-from scheduler.batch import Sample, SamplingParams
+from scheduler.batch import Sample, SamplerChain, SamplingParams
 from scheduler.events import FinishReason
 from server.adapter_registry import ServedList
 from server.engine import Engine
@@ -49,8 +50,7 @@ class NativeDialect:
         if self.body.timings_per_token:
             content["timings"] = timings(transcript)
         if self.body.num_logprobs:
-            probabilities = [probability(self.served.tokenizer, sample) for sample in piece.samples]
-            content["completion_probabilities"] = probabilities
+            content["completion_probabilities"] = self._probabilities(piece.samples)
         return frame(content)
 
     def closing(self, transcript: Transcript) -> list[Json]:
@@ -99,10 +99,12 @@ class NativeDialect:
             "timings": timings(transcript),
         }
         if self.body.num_logprobs and not is_stream:
-            result["completion_probabilities"] = [
-                probability(self.served.tokenizer, sample) for sample in transcript.samples
-            ]
+            result["completion_probabilities"] = self._probabilities(transcript.samples)
         return result
+
+    def _probabilities(self, samples: Sequence[Sample]) -> list[Json]:
+        is_post_sampling = self.body.post_sampling_probs
+        return [probability(self.served.tokenizer, sample, is_post_sampling=is_post_sampling) for sample in samples]
 
 
 def select(result: Json, paths: Sequence[str]) -> Json:
@@ -148,21 +150,22 @@ def _ratio(amount: float, divisor: float) -> float:
     return amount / divisor if divisor else 0.0
 
 
-def probability(tokenizer: Tokenizer, sample: Sample) -> Json:
-    """Return a generated token with its log-probability and the most likely alternatives."""
+def probability(tokenizer: Tokenizer, sample: Sample, *, is_post_sampling: bool) -> Json:
+    """Return a generated token with its log-probability and the most likely alternatives; with probabilities under
+    other names where they are those after the samplers.
+    """
     assert sample.logprob is not None
-    top = [_token(tokenizer, item.token_id, item.logprob) for item in sample.top_logprobs]
-    return {**_token(tokenizer, sample.token_id, sample.logprob), "top_logprobs": top}
+    top = [_token(tokenizer, item.token_id, item.logprob, is_post_sampling) for item in sample.top_logprobs]
+    own = _token(tokenizer, sample.token_id, sample.logprob, is_post_sampling)
+    return {**own, "top_probs" if is_post_sampling else "top_logprobs": top}
 
 
-def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> Json:
+def _token(tokenizer: Tokenizer, token_id: int, logprob: float, is_post_sampling: bool) -> Json:
     piece = tokenizer.piece(token_id)
-    return {
-        "id": token_id,
-        "token": piece.decode("utf-8", errors="replace"),
-        "bytes": list(piece),
-        "logprob": max(logprob, _LOWEST_LOGPROB),
-    }
+    token: Json = {"id": token_id, "token": piece.decode("utf-8", errors="replace"), "bytes": list(piece)}
+    if is_post_sampling:
+        return token | {"prob": math.exp(logprob)}
+    return token | {"logprob": max(logprob, _LOWEST_LOGPROB)}
 
 
 def generation_settings(body: GenerationBody, transcript: Transcript) -> Json:
@@ -181,31 +184,40 @@ def generation_settings(body: GenerationBody, transcript: Transcript) -> Json:
         ],
         "n_probs": request.sampling.num_logprobs or 0,
         "min_keep": request.sampling.min_keep,
-        "samplers": ["penalties", "top_k", "top_p", "min_p", "temperature"],
+        "samplers": list((request.sampling.chain or SamplerChain()).samplers),
         "timings_per_token": body.timings_per_token,
-        "post_sampling_probs": False,
+        "post_sampling_probs": request.sampling.post_sampling_probs,
         "lora": transcript.choice.served.scales_of(request.key),
     }
 
 
 def sampling_settings(sampling: SamplingParams) -> Json:
-    """Return the samplers' settings under llama-server's names; of samplers that this server lacks, the value that
-    means off.
-    """
+    """Return the samplers' settings under llama-server's names."""
+    chain = sampling.chain or SamplerChain()
     return {
         "seed": sampling.seed,
         "temperature": sampling.temperature,
-        "dynatemp_range": 0.0,
+        "dynatemp_range": chain.dynatemp_range,
+        "dynatemp_exponent": chain.dynatemp_exponent,
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "min_p": sampling.min_p,
-        "top_n_sigma": -1.0,
-        "xtc_probability": 0.0,
-        "typical_p": 1.0,
+        "top_n_sigma": chain.top_n_sigma,
+        "xtc_probability": chain.xtc_probability,
+        "xtc_threshold": chain.xtc_threshold,
+        "typical_p": chain.typical_p,
         "repeat_last_n": sampling.repeat_last_n,
         "repeat_penalty": sampling.repeat_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        "dry_multiplier": 0.0,
-        "mirostat": 0,
+        "dry_multiplier": chain.dry_multiplier,
+        "dry_base": chain.dry_base,
+        "dry_allowed_length": chain.dry_allowed_length,
+        "dry_penalty_last_n": chain.dry_penalty_last_n,
+        "dry_sequence_breakers": list(chain.dry_sequence_breakers),
+        "mirostat": chain.mirostat,
+        "mirostat_tau": chain.mirostat_tau,
+        "mirostat_eta": chain.mirostat_eta,
+        "adaptive_target": chain.adaptive_target,
+        "adaptive_decay": chain.adaptive_decay,
     }

@@ -139,7 +139,8 @@ class OpenAIDialect:
     def _logprobs(self, samples: Sequence[Sample]) -> Json | None:
         if self.body.num_logprobs is None:
             return None
-        return {"content": [probability(self.served.tokenizer, sample) for sample in samples]}
+        tokenizer, is_post_sampling = self.served.tokenizer, self.body.post_sampling_probs
+        return {"content": [probability(tokenizer, sample, is_post_sampling=is_post_sampling) for sample in samples]}
 
 
 def finish_reason(transcript: Transcript) -> str:

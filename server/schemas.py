@@ -15,8 +15,8 @@ from starlette.requests import Request
 
 from server import unsupported
 from server.errors import BodyInvalid, FieldInvalid
-from server.field_shapes import AdapterList, ChatMessage, LogitBias, Prompt, documented
 from server.fields import IS_OBJECT, Flag, JsonArray, JsonObject, Text, Texts, real, whole
+from server.sampler_fields import SamplerFields
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +43,11 @@ class ListFields(BaseModel):
     """Fields that the route refuses beside those of unsupported.py, and the values at which they ask for nothing."""
 
     model: Text | None = None
-    lora: Annotated[object, documented(AdapterList)] = None
+    lora: object = None
     """Read by the adapter catalog, the one place that knows the rules."""
 
 
-class GenerationBody(ListFields, ABC):
+class GenerationBody(ListFields, SamplerFields, ABC):
     """What the generating routes have in common. None: the server's default."""
 
     n_predict: Annotated[int, whole(-1)] | None = Field(
@@ -62,7 +62,7 @@ class GenerationBody(ListFields, ABC):
     stop: Texts = ()
     ignore_eos: Flag = False
     min_tokens: Annotated[int, whole(0)] = 0
-    logit_bias: Annotated[object, documented(LogitBias)] = None
+    logit_bias: object = None
     t_max_predict_ms: Annotated[int, whole()] = 0
     """Of generation, from the first token on; takes effect once there is a new line. 0 and less: no limit."""
     timings_per_token: Flag = False
@@ -91,7 +91,7 @@ class GenerationBody(ListFields, ABC):
 class CompletionBody(GenerationBody):
     """The body of /completion and /v1/completions."""
 
-    prompt: Annotated[object, documented(Prompt | list[Prompt])] = None
+    prompt: object = None
     n_probs: Annotated[int, whole(0, MAX_LOGPROBS)] = Field(0, validation_alias=AliasChoices("n_probs", "logprobs"))
 
     @property
@@ -103,7 +103,7 @@ class CompletionBody(GenerationBody):
 class ChatFields(ListFields):
     """What makes a chat prompt: the fields of /apply-template."""
 
-    messages: Annotated[JsonArray, documented(list[ChatMessage])] | None = None
+    messages: JsonArray | None = None
     add_generation_prompt: Flag = True
     continue_final_message: Flag = False
     chat_template_kwargs: JsonObject = {}
@@ -129,7 +129,7 @@ class ChatBody(ChatFields, GenerationBody):
 class TokenizeBody(ListFields):
     """The body of /tokenize. `prompt` and `add_special_tokens` are what load tools for vLLM send."""
 
-    content: Annotated[object, documented(Prompt)] = Field(None, validation_alias=AliasChoices("content", "prompt"))
+    content: object = Field(None, validation_alias=AliasChoices("content", "prompt"))
     add_special: Flag = Field(False, validation_alias=AliasChoices("add_special", "add_special_tokens"))
     parse_special: Flag = True
     with_pieces: Flag = False
@@ -138,7 +138,7 @@ class TokenizeBody(ListFields):
 class DetokenizeBody(ListFields):
     """The body of /detokenize."""
 
-    tokens: Annotated[JsonArray, documented(list[int])] = []
+    tokens: JsonArray = []
 
 
 class UnknownFields:

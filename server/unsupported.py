@@ -2,7 +2,7 @@
 
 A field that is accepted is honoured. These belong to features that the server does not have: at a neutral value they
 change nothing, at any other the answer is a 400 that names field and value. Fields that only tune such a feature
-(`dry_base`, `mirostat_tau`, …) change nothing while it is off, and are ignored.
+(`grammar_lazy`, …) change nothing while it is off, and are ignored.
 """
 
 import json
@@ -12,15 +12,7 @@ from server.errors import FieldInvalid
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     # Samplers.
-    "typical_p": (1,),
-    "top_n_sigma": (-1, 0),
-    "dynatemp_range": (0,),
-    "xtc_probability": (0,),
-    "dry_multiplier": (0,),
-    "mirostat": (0,),
-    "adaptive_target": (-1,),
     "backend_sampling": (False,),
-    "post_sampling_probs": (False,),
     "length_penalty": (1,),
     "use_beam_search": (False,),
     # Constrained output and tools.
@@ -51,11 +43,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "reasoning_format": ("none", "auto"),
     "thinking_budget_tokens": (-1,),
     "reasoning_budget_tokens": (-1,),
-    "samplers": (
-        ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
-        ["penalties", "dry", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc", "temperature"],
-        ["penalties", "top_k", "top_p", "min_p", "temperature"],
-    ),
 }
 
 NEUTRAL_FOR_ONE_TEXT: dict[str, tuple[object, ...]] = {
@@ -73,8 +60,6 @@ NEUTRAL_FOR_ONE_TEXT: dict[str, tuple[object, ...]] = {
 
 _SILENT = frozenset(
     {
-        *("adaptive_decay", "dry_allowed_length", "dry_base", "dry_penalty_last_n", "dry_sequence_breakers"),
-        *("dynatemp_exponent", "mirostat_eta", "mirostat_tau", "xtc_threshold"),
         *("chat_format", "function_call", "grammar_lazy", "grammar_triggers", "parallel_tool_calls"),
         *("metadata", "preserved_tokens", "priority", "request_id", "service_tier", "store", "user"),
     }

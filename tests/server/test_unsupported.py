@@ -8,16 +8,8 @@ from server.unsupported import refuse_unsupported
 from tests.server.fakes import BODIES
 
 REFUSED: list[tuple[str, object]] = [
-    ("typical_p", 0.9),
-    ("top_n_sigma", 1),
-    ("dynatemp_range", 0.5),
-    ("xtc_probability", 0.1),
-    ("dry_multiplier", 0.8),
-    ("mirostat", 1),
-    ("mirostat", False),
-    ("post_sampling_probs", True),
-    ("samplers", ["top_k"]),
-    ("samplers", "kp"),
+    ("backend_sampling", True),
+    ("backend_sampling", 0),
     ("grammar", "root ::= x"),
     ("json_schema", {}),
     ("response_format", {"type": "json_object"}),
@@ -42,22 +34,21 @@ def test_a_feature_that_is_not_there_is_named(field: str, value: object) -> None
 
 @pytest.mark.parametrize("path", BODIES)
 def test_every_route_refuses(client: httpx.Client, path: str) -> None:
-    response = client.post(path, json=BODIES[path] | {"mirostat": 2})
+    response = client.post(path, json=BODIES[path] | {"backend_sampling": True})
     assert response.status_code == 400
-    assert response.json()["error"]["message"] == ("Field 'mirostat': is not supported; only 0 is accepted, but got 2")
+    message = "Field 'backend_sampling': is not supported; only false is accepted, but got true"
+    assert response.json()["error"]["message"] == message
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        {"typical_p": 1.0, "top_n_sigma": -1, "dynatemp_range": 0.0, "xtc_probability": 0, "dry_multiplier": 0},
-        {"mirostat": 0, "mirostat_tau": 7, "dry_base": 3, "xtc_threshold": 0.5, "dynatemp_exponent": 2},
         {"grammar": "", "response_format": {"type": "text"}, "tools": [], "tool_choice": "auto", "suffix": ""},
         {"echo": False, "n_keep": 0, "reasoning_format": "auto"},
-        {"samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]},
+        {"backend_sampling": False},
         {"min_tokens": 0},
         {"min_tokens": 5, "ignore_eos": True},
-        {"mirostat": None, "tools": None, "json_schema": None, "min_tokens": None},
+        {"backend_sampling": None, "tools": None, "json_schema": None, "min_tokens": None},
         {"unheard_of": 5},
     ],
 )
