@@ -15,6 +15,7 @@ from starlette.requests import Request
 
 from server import unsupported
 from server.errors import BodyInvalid, FieldInvalid
+from server.field_shapes import AdapterList, ChatMessage, LogitBias, Prompt, documented
 from server.fields import IS_OBJECT, Flag, JsonArray, JsonObject, Text, Texts, real, whole
 from server.sampler_fields import SamplerFields
 
@@ -43,7 +44,7 @@ class ListFields(BaseModel):
     """Fields that the route refuses beside those of unsupported.py, and the values at which they ask for nothing."""
 
     model: Text | None = None
-    lora: object = None
+    lora: Annotated[object, documented(AdapterList)] = None
     """Read by the adapter catalog, the one place that knows the rules."""
 
 
@@ -62,7 +63,7 @@ class GenerationBody(ListFields, SamplerFields, ABC):
     stop: Texts = ()
     ignore_eos: Flag = False
     min_tokens: Annotated[int, whole(0)] = 0
-    logit_bias: object = None
+    logit_bias: Annotated[object, documented(LogitBias)] = None
     t_max_predict_ms: Annotated[int, whole()] = 0
     """Of generation, from the first token on; takes effect once there is a new line. 0 and less: no limit."""
     timings_per_token: Flag = False
@@ -91,7 +92,7 @@ class GenerationBody(ListFields, SamplerFields, ABC):
 class CompletionBody(GenerationBody):
     """The body of /completion and /v1/completions."""
 
-    prompt: object = None
+    prompt: Annotated[object, documented(Prompt | list[Prompt])] = None
     n_probs: Annotated[int, whole(0, MAX_LOGPROBS)] = Field(0, validation_alias=AliasChoices("n_probs", "logprobs"))
 
     @property
@@ -103,7 +104,7 @@ class CompletionBody(GenerationBody):
 class ChatFields(ListFields):
     """What makes a chat prompt: the fields of /apply-template."""
 
-    messages: JsonArray | None = None
+    messages: Annotated[JsonArray, documented(list[ChatMessage])] | None = None
     add_generation_prompt: Flag = True
     continue_final_message: Flag = False
     chat_template_kwargs: JsonObject = {}
@@ -129,7 +130,7 @@ class ChatBody(ChatFields, GenerationBody):
 class TokenizeBody(ListFields):
     """The body of /tokenize. `prompt` and `add_special_tokens` are what load tools for vLLM send."""
 
-    content: object = Field(None, validation_alias=AliasChoices("content", "prompt"))
+    content: Annotated[object, documented(Prompt)] = Field(None, validation_alias=AliasChoices("content", "prompt"))
     add_special: Flag = Field(False, validation_alias=AliasChoices("add_special", "add_special_tokens"))
     parse_special: Flag = True
     with_pieces: Flag = False
@@ -138,7 +139,7 @@ class TokenizeBody(ListFields):
 class DetokenizeBody(ListFields):
     """The body of /detokenize."""
 
-    tokens: JsonArray = []
+    tokens: Annotated[JsonArray, documented(list[int])] = []
 
 
 class UnknownFields:
