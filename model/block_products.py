@@ -176,7 +176,7 @@ def _vnni(bits: int, num_rows: int) -> Callable[..., None]:
 def _amx(bits: int) -> Callable[..., None]:
     """(x, scales, sums, x_stride, s_stride, weight, num_blocks, out, panel, scratch): the same for 16 rows.
 
-    `panel` is the tile as `unpack_4` leaves it, for 4 bits; `scratch` has room for two times 1 KiB.
+    `panel` is the tile as `unpack_4` leaves it, for 4 bits; `scratch` has room for two times 2 KiB.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
