@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from model.sampler_candidates import Candidates, Drawn, Floats, Ids, draw
+from model.sampler_candidates import Candidates, Drawn, Floats, Ids, ascending, draw
 from model.sampler_dry import dry_penalties
 from model.sampler_penalties import penalised
 from model.sampler_random import uniform
@@ -94,7 +94,7 @@ def _top_n_sigma(candidates: Candidates, link: _Link) -> Candidates:
 
 def _top_k(candidates: Candidates, link: _Link) -> Candidates:
     count = link.params.top_k
-    return _first(candidates, candidates.order(), count) if 0 < count < candidates.ids.size else candidates
+    return candidates.kept(candidates.most_likely(count)) if 0 < count < candidates.ids.size else candidates
 
 
 def _typical_p(candidates: Candidates, link: _Link) -> Candidates:
@@ -103,7 +103,7 @@ def _typical_p(candidates: Candidates, link: _Link) -> Candidates:
     probabilities = candidates.probabilities()
     surprises = _surprises(candidates)
     entropy = float(np.dot(probabilities, surprises))
-    order = np.argsort(np.abs(surprises - entropy), kind="stable")
+    order = ascending(np.abs(surprises - entropy))
     count = 1 + int(np.searchsorted(np.cumsum(probabilities[order]), link.chain.typical_p, side="right"))
     return _first(candidates, order, max(count, link.params.min_keep))
 
@@ -120,8 +120,9 @@ def _min_p(candidates: Candidates, link: _Link) -> Candidates:
     if link.params.min_p <= 0:
         return candidates
     logits = candidates.logits
-    count = int(np.count_nonzero(logits - logits.max() >= math.log(link.params.min_p)))
-    return _first(candidates, candidates.order(), max(count, link.params.min_keep))
+    is_likely = logits - logits.max() >= math.log(link.params.min_p)
+    min_keep = min(link.params.min_keep, logits.size)
+    return candidates.kept(is_likely if is_likely.sum() >= min_keep else candidates.most_likely(min_keep))
 
 
 def _xtc(candidates: Candidates, link: _Link) -> Candidates:

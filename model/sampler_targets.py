@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from model.sampler_candidates import Candidates, Drawn, Floats, draw
+from model.sampler_candidates import Candidates, Drawn, draw
 from scheduler.batch import SamplerChain
 
 _MOST_FITTED = 100
@@ -24,32 +24,31 @@ _PEAK, _SHARPNESS, _WIDTH = 5.0, 10.0, 0.3
 def draw_mirostat(candidates: Candidates, chain: SamplerChain, state: tuple[float, ...], u: float) -> Drawn:
     """Draw a token whose surprise is about `mirostat_tau` bits; the state is mu, the most surprise that is let in."""
     (mu,) = state or (2 * chain.mirostat_tau,)
-    order = candidates.order()
     if chain.mirostat == 1:
-        count = _num_within(candidates.logits[order], candidates.vocab_size, mu)
+        count = _num_within(candidates, mu)
     else:
         count = max(int(np.count_nonzero(-np.log2(candidates.probabilities()) <= mu)), 1)
-    is_kept = np.zeros(order.size, np.bool_)
-    is_kept[order[:count]] = True
-    left = candidates.kept(is_kept)
+    left = candidates.kept(candidates.most_likely(count))
     place = draw(left, u)
     surprise = -math.log2(left.probabilities()[place])
     return Drawn(int(left.ids[place]), left, (mu - chain.mirostat_eta * (surprise - chain.mirostat_tau),))
 
 
-def _num_within(logits: Floats, vocab_size: int, mu: float) -> int:
-    """Return how many of the most likely tokens have an average surprise of mu, by the Zipf law that fits their logits
-    (C,), which descend."""
-    if logits.size == 1:
+def _num_within(candidates: Candidates, mu: float) -> int:
+    """Return how many of the most likely tokens have an average surprise of mu, by the Zipf law that fits the first of
+    them."""
+    size, log_vocab_size = candidates.ids.size, math.log(candidates.vocab_size)
+    if size == 1:
         return 1
-    ranks = np.arange(1, min(_MOST_FITTED, logits.size))
+    fitted = np.sort(candidates.logits[candidates.most_likely(min(_MOST_FITTED, size))])[::-1]
+    ranks = np.arange(1, fitted.size)
     steps = np.log((ranks + 1) / ranks)
-    exponent = np.float64(np.dot(steps, logits[: ranks.size] - logits[1 : ranks.size + 1]) / np.dot(steps, steps))
+    exponent = np.float64(np.dot(steps, fitted[:-1] - fitted[1:]) / np.dot(steps, steps))
     excess = exponent - 1
     # As the excess goes to 0, excess / (1 - V^-excess) goes to 1 / ln V.
-    factor = -excess / np.expm1(-excess * math.log(vocab_size)) if excess else 1 / math.log(vocab_size)
+    factor = -excess / np.expm1(-excess * log_vocab_size) if excess else 1 / log_vocab_size
     count = np.power(factor * np.exp2(mu), 1 / exponent)
-    return int(np.clip(np.nan_to_num(count, nan=1.0), 1, logits.size))
+    return int(np.clip(np.nan_to_num(count, nan=1.0), 1, size))
 
 
 def draw_adaptive(candidates: Candidates, chain: SamplerChain, state: tuple[float, ...], u: float) -> Drawn:
