@@ -25,6 +25,8 @@ MAX_LOGPROBS = 1000
 """A bound, so that one request cannot make every step sort and send the whole vocabulary."""
 MAX_PENALTY = 1e6
 """Larger ones overflow the logits, which would fail the whole step."""
+MAX_DEPTH = 100
+"""Of arrays and objects in each other. Python can read a little more than it can write into a message."""
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -200,11 +202,23 @@ async def read_json(request: Request) -> object:
         if b"\\u" in raw:
             # JSON can escape half a surrogate pair, which no tokenizer and no answer can take.
             json.dumps(value, ensure_ascii=False).encode()
+        if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deep(value):
+            raise BodyInvalid(f"Request body is nested deeper than {MAX_DEPTH} levels")
     except UnicodeError as error:
         raise BodyInvalid(f"Request body is not valid Unicode: {error}") from None
     except (ValueError, RecursionError) as error:
         raise BodyInvalid(f"Request body is not valid JSON: {error}") from None
     return value
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        children: list[object] = []
+        for item in level:
+            children += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+        level = [child for child in children if isinstance(child, dict | list)]
+    return bool(level)
 
 
 async def read_body(request: Request, schema: type[Body], unknown: UnknownFields) -> Body:

@@ -22,3 +22,17 @@ def test_what_once_failed_is_refused(client: httpx.Client, path: str, body: dict
     response = client.post(path, json=body)
     assert response.status_code == 400
     assert response.json()["error"]["message"].startswith(f"Field '{field}'")
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions", "/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize("field", ["tools", "prompt", "lora", "messages", "logit_bias"])
+def test_deep_bodies_are_refused(client: httpx.Client, path: str, field: str) -> None:
+    for depth in (100, 500, *range(920, 1000, 7), 100_000):
+        response = client.post(path, content=f'{{"{field}": {"[" * depth}{"]" * depth}}}')
+        assert response.status_code == 400
+        assert "nested deeper than 100" in response.text or "not valid JSON" in response.text
+
+
+def test_a_body_of_a_hundred_levels_is_read(client: httpx.Client) -> None:
+    nested = f'{{"prompt": "a", "n_predict": 1, "user": {"[" * 99}{"]" * 99}}}'
+    assert client.post("/completion", content=nested).status_code == 200
