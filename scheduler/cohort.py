@@ -10,7 +10,7 @@ the position. What is computed before is computed as without that adapter, and i
 
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 
@@ -70,6 +70,14 @@ def next_switch(activations: Activations, position: int) -> int | None:
     return min((start for start, _ in activations if start > position), default=None)
 
 
+def keys_along(key: CohortKey, activations: Activations) -> Iterator[tuple[int, CohortKey]]:
+    """Yield each position from which on tokens are computed under another key, and that key; the first is 0."""
+    position: int | None = 0
+    while position is not None:
+        yield position, key_at(key, activations, position)
+        position = next_switch(activations, position)
+
+
 def cache_seed(key: CohortKey) -> CacheSeed:
     """What a cache of anything computed under `key` must be keyed by: contents and scales, not names or load ids.
 
@@ -81,12 +89,7 @@ def cache_seed(key: CohortKey) -> CacheSeed:
 def list_seed(key: CohortKey, activations: Activations) -> ListSeed:
     """What a cache of whole sequences must be keyed by: from each position on at which the key changes, its
     `cache_seed`."""
-    seeds = []
-    position: int | None = 0
-    while position is not None:
-        seeds.append((position, cache_seed(key_at(key, activations, position))))
-        position = next_switch(activations, position)
-    return tuple(seeds)
+    return tuple((position, cache_seed(key_there)) for position, key_there in keys_along(key, activations))
 
 
 def as_float32(scale: float) -> float:

@@ -13,6 +13,7 @@ from model.adapter_tokenizer import AdapterTokenizers
 from model.adapters import load_adapter
 from model.lora_cache import LoraCache
 from model.tokenizer import Tokenizer
+from scheduler.cohort import CohortKey
 from scheduler.loop import StepLoop
 from server.adapter_catalog import AdapterEntry
 from server.resident import ResidentAdapter
@@ -20,6 +21,8 @@ from server.resident import ResidentAdapter
 _WEIGHTS = "adapter_model.safetensors"
 _MAX_READERS = 2
 """Files read at once; more would take the processors from the steps and be no faster."""
+_MAX_BUILDERS = 1
+"""Stacks built at once, for the same reason."""
 
 
 class ModelAdapters:
@@ -74,6 +77,7 @@ class StepLoader:
         self._adapters = adapters
         self._loop = loop
         self._readers = asyncio.Semaphore(_MAX_READERS)
+        self._builders = asyncio.Semaphore(_MAX_BUILDERS)
 
     def estimate_bytes(self, entry: AdapterEntry) -> int:
         """Return the size of the adapter's file: tensors stay as they are stored, quantised ones apart. 0 where there
@@ -91,6 +95,19 @@ class StepLoader:
             adapter, resident = await asyncio.to_thread(self._adapters.read, entry, load_id)
         await self._loop.between_steps(partial(self._adapters.cache.add, adapter))
         return resident
+
+    def is_prepared(self, key: CohortKey) -> bool:
+        """Return whether steps under a key can begin at once."""
+        return self._adapters.cache.has(key)
+
+    async def prepare(self, key: CohortKey) -> None:
+        """Build the stack of a key on a thread of its own, where it is not there, so that no step has to.
+
+        The caller holds its adapters in memory. Cancelling the caller is harmless, whatever becomes of them then.
+        """
+        async with self._builders:
+            if not self.is_prepared(key):
+                await asyncio.to_thread(self._adapters.cache.get, key)
 
     async def drop(self, resident: ResidentAdapter) -> None:
         """Free an adapter and all that was computed from it. Raises ShuttingDown."""

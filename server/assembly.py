@@ -31,7 +31,7 @@ from server.departures import Departures
 from server.engine import Engine, ModelCard
 from server.metrics import Metrics
 from server.residency import Residency
-from server.resident import AdapterLoader, ResidentAdapter
+from server.resident import ModelLists, ResidentAdapter
 from server.response_cache import ResponseCache
 from server.settings import Settings
 
@@ -86,7 +86,7 @@ def assemble(
     limits: SchedulerLimits,
     executor: Executor,
     catalog: AdapterCatalog,
-    make_loader: Callable[[StepLoop], AdapterLoader],
+    make_lists: Callable[[StepLoop], ModelLists],
     residents: Mapping[AdapterEntry, ResidentAdapter],
     previous: Engine | None = None,
 ) -> Engine:
@@ -108,8 +108,9 @@ def assemble(
     metrics = Metrics() if previous is None else previous.metrics
     scheduler = Scheduler(limits, choose_policy(settings, limits, name_of))
     loop = StepLoop(scheduler, executor, observe=observe)
+    lists = make_lists(loop)
     residency = Residency(
-        make_loader(loop),
+        lists,
         settings.max_loras,
         settings.lora_memory_bytes,
         load_ids=catalog.load_ids,
@@ -120,7 +121,7 @@ def assemble(
     registry = AdapterRegistry(catalog, residency, tokenizer, chat_template)
     departures = Departures()
     responses = ResponseCache(settings.response_cache, settings.response_cache_bytes)
-    return Engine(settings, card, tokenizer, chat_template, registry, loop, metrics, departures, responses)
+    return Engine(settings, card, tokenizer, chat_template, registry, lists, loop, metrics, departures, responses)
 
 
 def choose_policy(settings: Settings, limits: SchedulerLimits, name_of: Callable[[AdapterId], str]) -> Policy:

@@ -10,6 +10,7 @@ from server.adapter_registry import AdapterRegistry
 from server.departures import Departures
 from server.engine_users import EngineUsers
 from server.metrics import Metrics
+from server.resident import ListPreparer
 from server.response_cache import ResponseCache
 from server.schemas import UnknownFields
 from server.settings import Settings
@@ -49,6 +50,7 @@ class Engine:
     """The base model's. Requests are read with that of their list."""
     chat_template: ChatTemplate | None
     adapters: AdapterRegistry
+    lists: ListPreparer
     loop: StepLoop
     metrics: Metrics
     departures: Departures

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from model.adapter_tokenizer import AdapterTokenizer
-from scheduler.cohort import AdapterId
+from scheduler.cohort import AdapterId, CohortKey
 from server.adapter_catalog import AdapterEntry
 from server.errors import BodyInvalid, ModelUnknown
 
@@ -46,6 +46,22 @@ class AdapterLoader(Protocol):
     async def drop(self, resident: ResidentAdapter) -> None:
         """Free the memory of an adapter that nobody uses."""
         ...
+
+
+class ListPreparer(Protocol):
+    """Gets ready what steps need under the key of an adapter list, beside its adapters."""
+
+    def is_prepared(self, key: CohortKey) -> bool:
+        """Return whether steps under a key can begin at once."""
+        ...
+
+    async def prepare(self, key: CohortKey) -> None:
+        """Get a key ready without delaying steps. Its adapters are in memory for as long as somebody awaits it."""
+        ...
+
+
+class ModelLists(AdapterLoader, ListPreparer, Protocol):
+    """What one model does about adapters while its steps run."""
 
 
 class Lease:

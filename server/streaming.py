@@ -25,6 +25,7 @@ from scheduler.loop import StreamEvent, TokenStream
 from server.engine import Engine
 from server.errors import GenerationFailed, JsonResponse, ServerBusy, TimeUp, dump_json
 from server.generation import RANDOM_SEED, Choice
+from server.preparation import prepare
 from server.response_cache import AnswerKey, StoredAnswer, answer_key, is_deterministic, replay
 from server.schemas import GenerationBody
 from server.transcript import Piece, Transcript
@@ -82,10 +83,13 @@ class Answer:
         """Generate and send. A refusal by the scheduler is raised before anything is sent."""
         transcripts: list[Transcript] = []
         arrivals = Arrivals()
-        timeout_s = self.engine.settings.request_timeout
-        left_s = max(timeout_s - self.choices[0].served.waited_s, 0.0)
-        timer = asyncio.get_running_loop().call_later(left_s, self._time_out, transcripts) if timeout_s else None
+        timer: asyncio.TimerHandle | None = None
         try:
+            new = [choice for choice in self.choices if self._stored(choice) is None]
+            await prepare(self.engine.lists, new, receive, self._left_s())
+            left_s = self._left_s()
+            if left_s is not None:
+                timer = asyncio.get_running_loop().call_later(left_s, self._time_out, transcripts)
             self._submit_all(transcripts)
             for transcript in transcripts:
                 transcript.stream.read_by(partial(self._read, transcript, arrivals))
@@ -100,6 +104,11 @@ class Answer:
                 self.engine.loop.end(transcript.request.request_id, FinishReason.ABORT)
             for choice in self.choices:
                 choice.served.release()
+
+    def _left_s(self) -> float | None:
+        """Return the seconds that are left to the answer; None where it has no limit."""
+        timeout_s = self.engine.settings.request_timeout
+        return max(timeout_s - self.choices[0].served.waited_s, 0.0) if timeout_s else None
 
     def _submit_all(self, transcripts: list[Transcript]) -> None:
         """Begin every choice and append it to `transcripts`. Raises a refusal at the first that is not accepted."""
@@ -118,16 +127,19 @@ class Answer:
 
     def _replay(self, choice: Choice) -> TokenStream | None:
         """Return the stream of an answer that is stored; None where there is none. Raises ShuttingDown."""
-        key = self._key_of(choice)
-        if key is None:
+        if self._key_of(choice) is None:
             return None
-        answer = self.engine.responses.get(key)
+        answer = self._stored(choice)
         self.engine.metrics.count_response_query(is_hit=answer is not None)
         if answer is None:
             return None
         if not self.engine.loop.is_accepting:
             raise ShuttingDown
         return replay(choice.request, answer, time.monotonic())
+
+    def _stored(self, choice: Choice) -> StoredAnswer | None:
+        key = self._key_of(choice)
+        return None if key is None else self.engine.responses.get(key)
 
     def _remember(self, transcript: Transcript) -> None:
         """Store an answer for the next client that asks for it, where nothing but its request has shaped it."""

@@ -1,14 +1,17 @@
 """Which stacks are kept, and what is freed."""
 
 import gc
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 
 from model.adapter import Adapter, EmbeddingDelta, LoraDelta, TokenRows
 from model.backend import choose_backend
-from model.lora import Adaptable, Projection, stack_adapters
+from model.lora import Adaptable, LoraStack, Projection, stack_adapters
 from model.lora_cache import LoraCache
 from scheduler.cohort import BASE, AdapterId, CohortKey, cohort_key
 
@@ -130,3 +133,53 @@ def test_an_evicted_stack_is_freed() -> None:
     cache.get(key((A, 2.0)))
     gc.collect()
     assert len(alive) == 0
+
+
+class HeldBuilds:
+    """Builds of stacks that end when the test says so, on the threads that ask for them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        monkeypatch.setattr("model.lora_cache.stack_adapters", self._build)
+
+    def _build(self, *parts: Any) -> LoraStack:
+        stack = stack_adapters(*parts)
+        if threading.current_thread() is not threading.main_thread():
+            self.begun.set()
+            assert self.may_end.wait(30)
+        return stack
+
+
+def test_of_two_builders_of_a_key_the_first_that_is_ready_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, builds = make_cache(10 * ONE_STACK), HeldBuilds(monkeypatch)
+    with ThreadPoolExecutor() as pool:
+        slow = pool.submit(cache.get, key((A, 1.0)))
+        assert builds.begun.wait(30)
+        assert not cache.has(key((A, 1.0)))
+        first = cache.get(key((A, 1.0)))  # waits for nobody
+        builds.may_end.set()
+        assert slow.result() is first
+    assert cache.num_bytes == ONE_STACK
+
+
+def test_a_stack_is_not_kept_whose_adapter_went_while_it_was_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, builds = make_cache(10 * ONE_STACK), HeldBuilds(monkeypatch)
+    with ThreadPoolExecutor() as pool:
+        slow = pool.submit(cache.get, key((A, 1.0), (B, 1.0)))
+        assert builds.begun.wait(30)
+        cache.drop(A.id.load_id)
+        builds.may_end.set()
+        assert slow.result() is not None
+    assert cache.num_bytes == 0
+    assert not cache.has(key((A, 1.0), (B, 1.0)))
+
+
+def test_asking_for_a_stack_is_a_use_of_it() -> None:
+    cache = make_cache(2 * ONE_STACK)
+    first = cache.get(key((A, 1.0)))
+    cache.get(key((A, 2.0)))
+    assert cache.has(BASE)
+    assert cache.has(key((A, 1.0)))
+    cache.get(key((A, 3.0)))
+    assert cache.get(key((A, 1.0))) is first
+    assert not cache.has(key((A, 2.0)))

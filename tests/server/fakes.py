@@ -193,6 +193,13 @@ class FakeLoader:
     async def drop(self, resident: ResidentAdapter) -> None:
         """Nothing is held."""
 
+    def is_prepared(self, key: CohortKey) -> bool:
+        """Steps need nothing."""
+        return True
+
+    async def prepare(self, key: CohortKey) -> None:
+        """Steps need nothing."""
+
 
 def fake_settings(num_adapters: int = 2) -> Settings:
     """Return settings with adapters at scale 1, and nothing random."""

@@ -2,10 +2,12 @@
 
 import asyncio
 import gc
+import threading
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from peft import LoraConfig
@@ -14,6 +16,7 @@ from model.adapter import BaseWeights
 from model.adapter_tensors import AdapterError
 from model.backend import choose_backend
 from model.decoder import Decoder
+from model.lora import LoraStack, stack_adapters
 from model.lora_cache import LoraCache
 from model.tokenizer import load_tokenizer
 from model.weights import load_checkpoint
@@ -169,3 +172,61 @@ def test_load_that_ends_after_the_steps_have_ended_says_so(adapters: ModelAdapte
 def test_first_adapters_are_loaded_without_steps(adapters: ModelAdapters, folder: Path) -> None:
     resident = adapters.load_now(entry(folder / "tone"), 3)
     assert adapters.cache.get(((resident.id, 1.0),)) is not None
+
+
+class HeldBuilds:
+    """Builds of stacks that end when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num = 0
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        monkeypatch.setattr("model.lora_cache.stack_adapters", self._build)
+
+    def _build(self, *parts: Any) -> LoraStack:
+        self.num += 1
+        self.begun.set()
+        assert self.may_end.wait(TIMEOUT_S)
+        return stack_adapters(*parts)
+
+
+def test_a_stack_is_built_once_and_waits_for_no_step(
+    adapters: ModelAdapters, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        builds = HeldBuilds(monkeypatch)
+        async with stepping() as (loop, model):
+            loader = adapters.loader(loop)
+            resident = await loader.load(entry(folder / "tone"), 7)
+            key = ((resident.id, 0.5),)
+            request = make_request(0, max_new_tokens=1)
+            model.model.expect(request)
+            loop.submit(request)
+            await model.wait_for_step()
+            builds.may_end.set()
+            assert not loader.is_prepared(key)
+            await asyncio.gather(loader.prepare(key), loader.prepare(key))
+            assert loader.is_prepared(key)
+            assert builds.num == 1
+
+    asyncio.run(main())
+
+
+def test_a_stack_whose_asker_left_is_not_kept_for_an_adapter_that_went(
+    adapters: ModelAdapters, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        builds = HeldBuilds(monkeypatch)
+        async with stepping() as (loop, _):
+            loader = adapters.loader(loop)
+            resident = await loader.load(entry(folder / "tone"), 7)
+            preparing = asyncio.create_task(loader.prepare(((resident.id, 0.5),)))
+            await asyncio.to_thread(builds.begun.wait, TIMEOUT_S)
+            preparing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await preparing
+            await loader.drop(resident)
+            builds.may_end.set()
+        await asyncio.get_running_loop().shutdown_default_executor()
+        assert adapters.cache.num_bytes == 0
+
+    asyncio.run(main())
