@@ -1,5 +1,5 @@
-"""The demo server as its own process, the real model in float32, real clients: what the project promises, for as long
-as it takes.
+"""The demo server as its own process, the real model, defaults, real clients: what the project promises, for as long as
+it takes.
 
 Run by `make test-long`. The same promises with a small model, in seconds: tests/server, tests/scheduler, tests/model.
 """
@@ -55,7 +55,7 @@ def metric(port: int, name: str) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    with demo_server("--dtype", "float32") as port:
+    with demo_server() as port:
         yield port
 
 
@@ -115,7 +115,7 @@ def test_caches_never_mix_lists(port: int) -> None:
     warm = [answer(port, question, lora, 48) for lora in lists]
     fresh = []
     for lora in lists:
-        with demo_server("--dtype", "float32") as new_port:
+        with demo_server() as new_port:
             fresh.append(answer(new_port, question, lora, 48))
     assert warm == fresh
     assert warm[0] != warm[1] != warm[3]
