@@ -35,10 +35,6 @@ from model.layers import RotaryTable
 from model.lora import Adaptable, LoraStack
 from model.rope import local_rope_config, rope_attention_factor, rope_frequencies
 
-_SIXTEEN = 16
-_LINE = 64
-_NUM_RANK_MODULES = 3
-"""Modules that read the same rows, at most."""
 _NO_TILES = np.empty(0, np.uint8)
 
 

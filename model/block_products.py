@@ -193,19 +193,9 @@ def _amx(bits: int) -> Callable[..., None]:
             place = builder.add(scratch, builder.mul(builder.and_(loop.index, emit.constant(1)), emit.constant(2048)))
             if bits == 4:
                 codes = builder.add(panel, builder.mul(loop.index, emit.constant(16 * LINE)))
-                emit_tile_zero(builder, SUMS)
-                emit_tile_load(builder, WIDE_ROWS, rows, x_stride)
-                emit_tile_load(builder, WIDE_CODES, codes, line)
-                emit_tile_multiply(builder, SUMS, WIDE_ROWS, WIDE_CODES)
-                emit_tile_store(builder, SUMS, place, line)
+                _emit_wide_tile(emit, rows, x_stride, codes, place)
             else:
-                emit_tile_load(builder, CODES, builder.add(block, line), line)
-                for register, part in ((HIGHS, 0), (LOWS, 32)):
-                    total = register - HIGHS
-                    emit_tile_zero(builder, total)
-                    emit_tile_load(builder, register, builder.add(rows, emit.constant(part)), x_stride)
-                    emit_tile_multiply(builder, total, register, CODES)
-                    emit_tile_store(builder, total, builder.add(place, emit.constant(1024 * total)), line)
+                _emit_narrow_tiles(emit, rows, x_stride, builder.add(block, line), place)
             scale = emit.scale_and_minimum(block)
             for row in range(TILE_ROWS):
                 total = emit.load(place, row * LINE, _I32X16, LINE)
@@ -235,6 +225,28 @@ def _amx(bits: int) -> Callable[..., None]:
 
     product: Callable[..., None] = intrinsic(declare)
     return product
+
+
+def _emit_wide_tile(emit: _Emitter, rows: Any, stride: Any, codes: Any, place: Any) -> None:
+    """Store the sums of 16 rows: high parts with 16 · codes and low parts with codes at once."""
+    builder, line = emit.builder, emit.constant(LINE)
+    emit_tile_zero(builder, SUMS)
+    emit_tile_load(builder, WIDE_ROWS, rows, stride)
+    emit_tile_load(builder, WIDE_CODES, codes, line)
+    emit_tile_multiply(builder, SUMS, WIDE_ROWS, WIDE_CODES)
+    emit_tile_store(builder, SUMS, place, line)
+
+
+def _emit_narrow_tiles(emit: _Emitter, rows: Any, stride: Any, codes: Any, place: Any) -> None:
+    """Store the sums of 16 rows' high parts, and 1 KiB further on those of their low parts."""
+    builder, line = emit.builder, emit.constant(LINE)
+    emit_tile_load(builder, CODES, codes, line)
+    for register, part in ((HIGHS, 0), (LOWS, 32)):
+        total = register - HIGHS
+        emit_tile_zero(builder, total)
+        emit_tile_load(builder, register, builder.add(rows, emit.constant(part)), stride)
+        emit_tile_multiply(builder, total, register, CODES)
+        emit_tile_store(builder, total, builder.add(place, emit.constant(1024 * total)), line)
 
 
 def _unpack_4(typing: Any, weight: Any, num_blocks: Any, panel: Any) -> Any:

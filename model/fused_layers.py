@@ -55,7 +55,7 @@ from model.layer_tables import (
     WINDOW,
 )
 from model.matrices_cpu import COLUMNS, ROWS, round_up
-from model.rotary_cpu import rotate_head
+from model.rotary_cpu import rope_store_row
 from model.rows_cpu import add_to_residual, rms_scale
 from model.simd import WIDTH, Array, load_upto, multiply, splat, store_upto
 from model.team import fetch_add, run_in_team
@@ -240,13 +240,7 @@ def _rope_phase(
     item = claim(counters, phase, num_items, own)
     while item >= 0:
         for t in range(item * _ROWS_PER_ITEM, min(T, (item + 1) * _ROWS_PER_ITEM)):
-            row, page = t * (H + 2 * K) * h, step.slots[t] * K * h
-            for i in range(H):
-                rotate_head(qkv, row + i * h, cos, sin, t, q_norm, dims.eps, q, (t * H + i) * h, h)
-            for i in range(K):
-                rotate_head(qkv, row + (H + i) * h, cos, sin, t, k_norm, dims.eps, keys, page + i * h, h)
-            for d in range(0, K * h, WIDTH):
-                store_upto(values, page + d, load_upto(qkv, row + (H + K) * h + d, K * h - d), K * h - d)
+            rope_store_row(qkv, cos, sin, t, q_norm, k_norm, dims.eps, keys, values, step.slots[t], q, H, K, h)
         finish(counters, phase, own)
         item = claim(counters, phase, num_items, own)
     wait_for_all(counters, phase, num_items, own)

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from model.addresses import address_of, array_at, elements_of, place_of
 from model.arrays import as_array
-from model.jit import compiled, inlined, kernel
+from model.jit import compiled, kernel
 from model.layers import LowRank
 from model.lora_cpu import CpuLowRank
+from model.rotary_cpu import rope_store_row
 from model.rows_cpu import NONE, activated, add_to_residual, rms_scale
-from model.simd import WIDTH, Array, add, load_upto, multiply, splat, store_upto, subtract
+from model.simd import WIDTH, Array, load_upto, multiply, splat, store_upto
 from model.team import Counter, fetch_add, run_in_team
 
 _ALONE = 32768
@@ -161,30 +162,5 @@ def _rope_store_rows(
     first = fetch_add(next_row, ROWS_AT_ONCE)
     while first < T:
         for t in range(first, min(first + ROWS_AT_ONCE, T)):
-            row, page = t * (H + 2 * K) * h, slots[t] * K * h
-            for i in range(H):
-                _rotate_head(qkv, row + i * h, cos, sin, t, q_norm, eps, q, (t * H + i) * h, h)
-            for i in range(K):
-                _rotate_head(qkv, row + (H + i) * h, cos, sin, t, k_norm, eps, k_cache, page + i * h, h)
-            for d in range(0, K * h, WIDTH):
-                store_upto(v_cache, page + d, load_upto(qkv, row + (H + K) * h + d, K * h - d), K * h - d)
+            rope_store_row(qkv, cos, sin, t, q_norm, k_norm, eps, k_cache, v_cache, slots[t], q, H, K, h)
         first = fetch_add(next_row, ROWS_AT_ONCE)
-
-
-@inlined
-def _rotate_head(
-    source: Array, start: int, cos: Array, sin: Array, t: int, norm: Array, eps: np.float32,
-    target: Array, index: int, h: int,
-) -> None:  # fmt: skip
-    """Norm one head where `norm` has weights, rotate each pair (i, i + h/2) by token t's angle, and store the head."""
-    half = h // 2
-    scale = splat(rms_scale(source, start, h, eps) if norm.size else np.float32(1))
-    for d in range(0, half, WIDTH):
-        count = half - d
-        first, second = load_upto(source, start + d, count), load_upto(source, start + half + d, count)
-        if norm.size:
-            first = multiply(multiply(first, scale), load_upto(norm, d, count))
-            second = multiply(multiply(second, scale), load_upto(norm, half + d, count))
-        c, s = load_upto(cos, t * half + d, count), load_upto(sin, t * half + d, count)
-        store_upto(target, index + d, subtract(multiply(first, c), multiply(second, s)), count)
-        store_upto(target, index + half + d, add(multiply(second, c), multiply(first, s)), count)
