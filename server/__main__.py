@@ -5,7 +5,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from server.settings import ENV_PREFIX, Settings, add_flags, read_settings
+from server.command_line import add_flags, read_settings
+from server.settings import ENV_PREFIX, Settings
 from server.simulate_command import run_simulate
 from server.version import VERSION
 
