@@ -19,12 +19,12 @@ from scheduler.events import (
     Paused,
     Preempted,
     Resumed,
-    StepDone,
     TokenSampled,
 )
 from scheduler.kv_space import KVSpace, blocks_for, num_to_grow
 from scheduler.policy import Policy, make_policy
 from scheduler.request import Request, State
+from scheduler.step_account import StepAccount
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +70,12 @@ class Scheduler:
         self.paused: dict[int, Request] = {}
         """Requests that wait with their KV, by id, the latest paused last."""
         self.in_flight: Batch | None = None
-        self._lists_in_flight = 0
-        self._service_in_flight: dict[CohortKey, tuple[int, int]] = {}
+        self._account: StepAccount | None = None
         self._requests: dict[int, Request] = {}
         self._events: list[Event] = []
-        self._planned_s = 0.0
         self._num_steps = 0
         self._num_admissions = 0
         self._last_key: CohortKey | None = None
-        self._num_cohorts = 0
 
     # The door.
 
@@ -128,7 +125,7 @@ class Scheduler:
         oldest admission first, up to `max_step_tokens` tokens."""
         assert self.in_flight is None, "plan before the step in flight was committed"
         self._admit(now)
-        self._num_cohorts = len(self.turns)
+        num_cohorts = len(self.turns)
         for key in tuple(self.turns):
             rows = self._decode_rows(key, now)
             rows += self._prefill_rows(key, self.limits.max_step_tokens - len(rows))
@@ -136,17 +133,19 @@ class Scheduler:
                 self.turns.end_turn(key)
                 self.in_flight = Batch(self._num_steps, key, tuple(rows))
                 self._num_steps += 1
-                self._planned_s = now
-                self._note_lists(rows)
+                requests = [self._requests[row.request_id] for row in rows]
+                self._account = StepAccount.of(self.in_flight, requests, num_cohorts, now)
                 return self.in_flight
         return None
 
     def commit(self, output: StepOutput, now: float) -> None:
         """Take the result of the step in flight: advance its requests, and finish those that are done."""
-        batch = self._land(now)
+        account = self._land(now)
+        batch = account.batch
         num_wanted = sum(row.sampling is not None for row in batch.rows)
         assert len(output.samples) == num_wanted, f"{len(output.samples)} samples for {num_wanted} rows that sample"
-        self._count_service(now)
+        for key, (num_prompt, num_sampled) in account.service.items():
+            self.queue.served(key, num_prompt, num_sampled, now)
         samples = iter(output.samples)
         for row in batch.rows:
             sample = next(samples) if row.sampling is not None else None
@@ -158,8 +157,7 @@ class Scheduler:
 
     def fail(self, message: str, now: float) -> None:
         """End the requests of the step in flight, which could not be computed, and no other."""
-        batch = self._land(now)
-        for row in batch.rows:
+        for row in self._land(now).batch.rows:
             self.end(row.request_id, FinishReason.ERROR, now, message)
 
     def validate(self) -> None:
@@ -287,15 +285,6 @@ class Scheduler:
                 budget -= len(rows[-1].token_ids)
         return rows
 
-    def _note_lists(self, rows: list[Row]) -> None:
-        requests = [self._requests[row.request_id] for row in rows]
-        self._lists_in_flight = len({request.key_now for request in requests})
-        self._service_in_flight = {}
-        for request, row in zip(requests, rows, strict=True):
-            num_prompt, num_sampled = self._service_in_flight.get(request.key, (0, 0))
-            num_prompt += 0 if row.is_decode else len(row.token_ids)
-            self._service_in_flight[request.key] = num_prompt, num_sampled + (row.sampling is not None)
-
     # How a seat is lost.
 
     def _pause(self, request: Request, now: float) -> None:
@@ -341,30 +330,12 @@ class Scheduler:
 
     # What a step did.
 
-    def _land(self, now: float) -> Batch:
-        batch, self.in_flight = self.in_flight, None
-        assert batch is not None, "no step is in flight"
-        self._events.append(
-            StepDone(
-                step_id=batch.step_id,
-                key=batch.key,
-                num_rows=len(batch.rows),
-                num_decode=sum(row.is_decode for row in batch.rows),
-                num_tokens=batch.num_tokens,
-                num_cohorts=self._num_cohorts,
-                num_lists=self._lists_in_flight,
-                is_switch=self._last_key is not None and self._last_key != batch.key,
-                duration_s=now - self._planned_s,
-                now=now,
-            )
-        )
-        self._last_key = batch.key
-        return batch
-
-    def _count_service(self, now: float) -> None:
-        """Count a step for the lists that its requests asked for, whatever it was computed under."""
-        for key, (num_prompt, num_sampled) in self._service_in_flight.items():
-            self.queue.served(key, num_prompt, num_sampled, now)
+    def _land(self, now: float) -> StepAccount:
+        account, self._account, self.in_flight = self._account, None, None
+        assert account is not None, "no step is in flight"
+        self._events.append(account.done(self._last_key, now))
+        self._last_key = account.batch.key
+        return account
 
     def _advance(self, request: Request, row: Row, sample: Sample | None, now: float) -> None:
         if not request.activations or request.key_at(row.end) == request.key_now:
