@@ -1,8 +1,9 @@
 """The contract between scheduler and model: what one step computes, and what comes back. Plain ints and tuples, no
 tensors."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from scheduler.cohort import CohortKey
@@ -128,6 +129,11 @@ class SamplingParams:
         if self.chain is None or not self.chain.uses_dry or num_penalised < 0:
             return num_penalised
         return max(num_penalised, self.chain.dry_penalty_last_n)
+
+    def without(self, token_ids: frozenset[int]) -> "SamplingParams":
+        """Return the same, but for tokens that are not to be chosen."""
+        forbidden = tuple((token_id, -math.inf) for token_id in sorted(token_ids))
+        return replace(self, logit_bias=self.logit_bias + forbidden)
 
     @property
     def is_greedy(self) -> bool:

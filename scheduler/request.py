@@ -47,6 +47,8 @@ class Request:
     """At least 1; generation also ends where the context does."""
     eog_ids: frozenset[int] = frozenset()
     """Tokens that end generation; such a token is the last one of the output. Empty where they are ignored."""
+    min_new_tokens: int = 0
+    """Before so many tokens none that ends generation is sampled."""
     slot_id_wanted: int | None = None
     """Run in this slot and no other (llama-server's `id_slot`)."""
     reuse_prefix: bool = True
@@ -78,6 +80,16 @@ class Request:
     """Rank among all admissions; the newest is preempted first."""
     num_output_at_seat: int = 0
     """Tokens it had generated when it last got a slot."""
+    _endless: SamplingParams = field(init=False)
+    """How the tokens are sampled that may not end it."""
+
+    def __post_init__(self) -> None:
+        self._endless = self.sampling.without(self.eog_ids) if self.min_new_tokens else self.sampling
+
+    @property
+    def sampling_now(self) -> SamplingParams:
+        """How its next token is sampled."""
+        return self.sampling if len(self.output) >= self.min_new_tokens else self._endless
 
     def key_at(self, position: int) -> CohortKey:
         """The key under which its token at `position` is computed."""
@@ -133,7 +145,7 @@ class Request:
             token_ids=self.tokens(self.num_computed, self.num_computed + count),
             start=self.num_computed,
             block_table=tuple(self.blocks),
-            sampling=self.sampling if samples else None,
+            sampling=self.sampling_now if samples else None,
             history=self.history() if samples else (),
             sampler_state=self.sampler_state,
         )
@@ -146,7 +158,7 @@ class Request:
             token_ids=(self.output[-1],),
             start=self.num_computed,
             block_table=tuple(self.blocks),
-            sampling=self.sampling,
+            sampling=self.sampling_now,
             history=self.history(),
             sampler_state=self.sampler_state,
             is_decode=True,

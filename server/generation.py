@@ -120,7 +120,8 @@ async def make_choices(
     tokenizer = served.tokenizer
     sampling = _sampling(engine, body, tokenizer, await read_chain(body, tokenizer))
     max_new_tokens = _max_new_tokens(engine, body)
-    eog_ids: frozenset[int] = frozenset() if body.ignore_eos else tokenizer.eog_ids
+    eog_ids = _eog_ids(tokenizer, body)
+    _check_min_tokens(body.min_tokens, max_new_tokens, eog_ids, sampling, tokenizer)
     encoded = [await encode_prompt(tokenizer, prompt, field) for prompt in prompts]
     in_effect = [served.activate(prompt) for prompt in encoded]
     choices = [
@@ -134,6 +135,7 @@ async def make_choices(
                 sampling=replace(sampling, seed=(sampling.seed + choice_index) % RANDOM_SEED),
                 max_new_tokens=max_new_tokens,
                 eog_ids=eog_ids,
+                min_new_tokens=body.min_tokens,
                 slot_id_wanted=None if body.id_slot < 0 else body.id_slot % num_slots,
                 reuse_prefix=body.cache_prompt,
                 activations=activations,
@@ -151,6 +153,26 @@ def _max_new_tokens(engine: Engine, body: GenerationBody) -> int:
     wanted = engine.settings.n_predict if body.n_predict is None else body.n_predict
     # llama-server generates one token where 0 are asked for. Without a limit the context is one.
     return engine.model.n_ctx if wanted < 0 else max(wanted, 1)
+
+
+def _eog_ids(tokenizer: Tokenizer, body: GenerationBody) -> frozenset[int]:
+    wanted = set()
+    for index, token_id in enumerate(body.stop_token_ids):
+        field = f"stop_token_ids[{index}]"
+        if not isinstance(token_id, int) or not is_id(token_id):
+            raise FieldInvalid(field, f"must be a token id, but is {json_type(token_id)}")
+        wanted.add(checked_token_id(tokenizer, token_id, field))
+    return frozenset(wanted) if body.ignore_eos else tokenizer.eog_ids | wanted
+
+
+def _check_min_tokens(
+    min_tokens: int, max_new_tokens: int, eog_ids: frozenset[int], sampling: SamplingParams, tokenizer: Tokenizer
+) -> None:
+    if min_tokens > max_new_tokens:
+        raise FieldInvalid("min_tokens", f"must be at most n_predict, which is {max_new_tokens}, but got {min_tokens}")
+    forbidden = eog_ids.union(token_id for token_id, bias in sampling.logit_bias if bias == -math.inf)
+    if min_tokens and len(forbidden) == tokenizer.vocab_size:
+        raise FieldInvalid("min_tokens", "leaves no token: all others are forbidden by logit_bias")
 
 
 def _sampling(engine: Engine, body: GenerationBody, tokenizer: Tokenizer, chain: SamplerChain | None) -> SamplingParams:

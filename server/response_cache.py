@@ -16,6 +16,7 @@ from scheduler.cohort import ListSeed, list_seed
 from scheduler.events import FinishReason, TokenSampled
 from scheduler.loop import TokenStream
 from scheduler.request import Request
+from server.text_rules import TextRules
 
 _TOKEN_BYTES = 40
 """An integer in a tuple."""
@@ -31,8 +32,9 @@ class AnswerKey:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     max_new_tokens: int
+    min_new_tokens: int
     eog_ids: frozenset[int]
-    stop: tuple[str, ...]
+    rules: TextRules
     tokenizer: str
     """Its digest: it says where the text reaches a stop string."""
 
@@ -50,7 +52,7 @@ def is_deterministic(request: Request, *, is_seeded: bool, has_time_limit: bool)
     return not has_time_limit and (is_seeded or request.sampling.is_greedy)
 
 
-def answer_key(request: Request, stop: tuple[str, ...], tokenizer: Tokenizer) -> AnswerKey:
+def answer_key(request: Request, rules: TextRules, tokenizer: Tokenizer) -> AnswerKey:
     """Return the key of a deterministic request. Where the most likely token is taken the seed means nothing."""
     sampling = request.sampling
     return AnswerKey(
@@ -58,8 +60,9 @@ def answer_key(request: Request, stop: tuple[str, ...], tokenizer: Tokenizer) ->
         prompt=request.prompt,
         sampling=replace(sampling, seed=0) if sampling.is_greedy else sampling,
         max_new_tokens=request.max_new_tokens,
+        min_new_tokens=request.min_new_tokens,
         eog_ids=request.eog_ids,
-        stop=stop,
+        rules=rules,
         tokenizer=tokenizer.digest,
     )
 
@@ -105,7 +108,7 @@ class ResponseCache:
 
 def _num_bytes(key: AnswerKey, answer: StoredAnswer) -> int:
     num_logprobs = sum(len(sample.top_logprobs) for sample in answer.samples)
-    num_characters = sum(map(len, key.stop))
+    num_characters = sum(map(len, key.rules.stop))
     num_tokens = len(key.prompt) + len(key.eog_ids) + 4 * len(key.sampling.logit_bias)
     return (
         _TOKEN_BYTES * num_tokens

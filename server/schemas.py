@@ -18,6 +18,7 @@ from server.errors import BodyInvalid, FieldInvalid
 from server.field_shapes import AdapterList, ChatMessage, LogitBias, Prompt, documented
 from server.fields import IS_OBJECT, Flag, JsonArray, JsonObject, Text, Texts, real, whole
 from server.sampler_fields import SamplerFields
+from server.text_rules import TextRules
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,10 @@ class GenerationBody(ListFields, SamplerFields, ABC):
     cache_prompt: Flag = True
     id_slot: Annotated[int, whole(-1)] = -1
     stop: Texts = ()
+    stop_token_ids: Annotated[JsonArray, documented(list[int])] = []
+    include_stop_str_in_output: Flag = False
+    skip_special_tokens: Flag = True
+    n_indent: Annotated[int, whole(0)] = 0
     ignore_eos: Flag = False
     min_tokens: Annotated[int, whole(0)] = 0
     logit_bias: Annotated[object, documented(LogitBias)] = None
@@ -84,6 +89,17 @@ class GenerationBody(ListFields, SamplerFields, ABC):
     presence_penalty: Annotated[float, real(-MAX_PENALTY, MAX_PENALTY)] | None = None
     frequency_penalty: Annotated[float, real(-MAX_PENALTY, MAX_PENALTY)] | None = None
     seed: Annotated[int, whole(-(2**63), 2**64 - 1)] | None = None
+
+    @property
+    def text_rules(self) -> TextRules:
+        """What the answer shows of its text."""
+        return TextRules(
+            stop=self.stop,
+            keeps_stop=self.include_stop_str_in_output,
+            shows_special=not self.skip_special_tokens,
+            min_indent=self.n_indent,
+            max_generation_ms=self.t_max_predict_ms,
+        )
 
     @property
     @abstractmethod

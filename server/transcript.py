@@ -6,11 +6,13 @@ Pure: events in, pieces out. It knows no dialect and sends nothing.
 from dataclasses import dataclass
 
 from model.detokenizer import Detokenizer
+from model.line_indent import LineIndent
 from model.stop_strings import StopStrings
 from scheduler.batch import Sample
 from scheduler.events import Finished, FinishReason, TokenSampled
 from scheduler.loop import TokenStream
 from server.generation import Choice
+from server.text_rules import TextRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +28,7 @@ class Piece:
 class Transcript:
     """The answer to one request so far."""
 
-    def __init__(
-        self,
-        choice: Choice,
-        stream: TokenStream,
-        detokenizer: Detokenizer,
-        stop: StopStrings,
-        max_generation_ms: int = 0,
-    ) -> None:
-        """`max_generation_ms` counts from the first token, and ends the answer once it has a new line; 0: no limit."""
+    def __init__(self, choice: Choice, stream: TokenStream, rules: TextRules) -> None:
         self.choice = choice
         self.request = choice.request
         self.stream = stream
@@ -49,17 +43,18 @@ class Transcript:
         self.last_token_s = 0.0
         self.slot_id = -1
         """The slot that computed the newest token."""
-        self._detokenizer = detokenizer
-        self._stop = stop
-        self._max_generation_ms = max_generation_ms
+        self._rules = rules
+        self._detokenizer = Detokenizer(choice.served.tokenizer, render_special=rules.shows_special)
+        self._stop = StopStrings(rules.stop)
+        self._indent = LineIndent(rules.min_indent)
         self._held: list[Sample] = []
 
     def add(self, event: TokenSampled) -> Piece | None:
         """Take a token; return what of the text can be shown now, None where all of it is held back.
 
         Text is held back while it ends in an unfinished character or in what may become a stop string. Where a stop
-        string is complete, `reason` is WORD afterwards, and the answer ends before it; where the time for generation is
-        over, it is LIMIT, and the answer ends with this token.
+        string is complete, `reason` is WORD afterwards, and the answer ends with it; where a line is not indented
+        enough, or the time for generation is over, it is LIMIT: the answer ends before that line, or with this token.
         """
         token_id = event.sample.token_id
         if not self.received:
@@ -69,7 +64,7 @@ class Transcript:
             self.slot_id = self.request.slot_id
         self.received.append(event.sample)
         self._held.append(event.sample)
-        text = self._feed(self._detokenizer.push(token_id))
+        text = self._feed(self._text_of(token_id))
         if self._is_out_of_time(text) and token_id not in self.request.eog_ids:
             return self._complete(text, FinishReason.LIMIT)
         return self._show(text)
@@ -80,23 +75,40 @@ class Transcript:
         """
         return self._complete("", event.reason)
 
+    def _text_of(self, token_id: int) -> str:
+        if token_id in self.request.eog_ids and not self._rules.keeps_stop:
+            return ""
+        return self._detokenizer.push(token_id)
+
     def _is_out_of_time(self, text: str) -> bool:
-        return 0 < self._max_generation_ms < self.generation_ms and ("\n" in text or "\n" in self.text)
+        return 0 < self._rules.max_generation_ms < self.generation_ms and ("\n" in text or "\n" in self.text)
 
     def _complete(self, text: str, reason: FinishReason) -> Piece | None:
         rest = text + (self._feed(self._detokenizer.flush()) if self.reason is None else "")
-        if self.reason is FinishReason.WORD:
+        if self.reason is None:
+            rest += self._cut(self._stop.flush())
+        if self.reason is not None:
             return self._show(rest)
         self.reason = reason
-        rest += self._stop.flush()
         return self._show(rest) or (self._release("") if self._held else None)
 
     def _feed(self, text: str) -> str:
+        if self.num_generated <= self.request.min_new_tokens:  # too early for a stop string
+            return self._cut(text)
         shown, hit = self._stop.push(text)
-        if hit is not None:
-            self.stopping_word = hit
-            self.reason = FinishReason.WORD
-        return shown
+        shown = self._cut(shown)
+        if hit is None or self.reason is not None:
+            return shown
+        self.stopping_word = hit
+        self.reason = FinishReason.WORD
+        return shown + hit if self._rules.keeps_stop else shown
+
+    def _cut(self, text: str) -> str:
+        """Return the text up to a line that ends the answer; `reason` is LIMIT where there is one."""
+        kept, is_over = self._indent.push(text)
+        if is_over:
+            self.reason = FinishReason.LIMIT
+        return kept
 
     def _show(self, text: str) -> Piece | None:
         return self._release(text) if text else None

@@ -25,13 +25,9 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     # Limits and layout of the answer.
     "suffix": ("",),
     "echo": (False,),
-    "n_indent": (0,),
     "return_progress": (False,),
     "sse_ping_interval": (-1,),
     "verbose": (False,),
-    "skip_special_tokens": (True,),
-    "stop_token_ids": ([],),
-    "include_stop_str_in_output": (False,),
     "audio": (),
     "modalities": (["text"],),
     # Context shifting and reuse across it.
@@ -66,19 +62,13 @@ _SILENT = frozenset(
 )
 """Fields that change nothing here whatever they hold, and are no reason for a line in the log."""
 
-KNOWN = frozenset(_NEUTRAL) | _SILENT | {"min_tokens"}
+KNOWN = frozenset(_NEUTRAL) | _SILENT
 """Every field this file decides about."""
 
 
 def refuse_unsupported(body: Mapping[str, object]) -> None:
     """Raise FieldInvalid where `body` asks for a feature that the server does not have. null asks for nothing."""
     refuse_unless_neutral(body, _NEUTRAL)
-    min_tokens = body.get("min_tokens")
-    if min_tokens not in (None, 0) and body.get("ignore_eos") is not True:
-        # Under ignore_eos only the limit and stop strings end the text: what load tools that send both want.
-        raise FieldInvalid(
-            "min_tokens", f"is supported only together with ignore_eos, but got {json.dumps(min_tokens)[:200]}"
-        )
 
 
 def refuse_unless_neutral(body: Mapping[str, object], neutral_values: Mapping[str, tuple[object, ...]]) -> None:

@@ -1,3 +1,6 @@
+import math
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,6 +71,20 @@ def test_history_is_empty_without_penalties() -> None:
 )
 def test_each_penalty_asks_for_history(sampling: SamplingParams) -> None:
     assert make_request(0, (1, 2), sampling=sampling).history() == (1, 2)
+
+
+def test_no_end_is_sampled_before_the_least_number_of_tokens_whatever_was_preempted() -> None:
+    sampling = SamplingParams(logit_bias=((7, 1.0),))
+    request = replace(make_request(0, (1,), sampling=sampling, eog_ids=frozenset({3, 2})), min_new_tokens=2)
+    endless = replace(sampling, logit_bias=((7, 1.0), (2, -math.inf), (3, -math.inf)))
+    assert request.prefill_row(1).sampling == endless
+    request.output, request.num_computed = [5], 1
+    assert request.decode_row().sampling == endless
+    request.num_computed = 0
+    assert request.prefill_row(1).sampling is None
+    assert request.prefill_row(2).sampling == endless
+    request.output = [5, 6]
+    assert request.prefill_row(3).sampling == sampling
 
 
 LEGAL_PATHS = [

@@ -13,6 +13,7 @@ from scheduler.cohort import Activation, AdapterId, cohort_key
 from scheduler.events import FinishReason
 from scheduler.request import Request
 from server.response_cache import AnswerKey, ResponseCache, StoredAnswer, answer_key
+from server.text_rules import TextRules
 from tests.server.fakes import (
     byte_tokenizer,
 )
@@ -24,7 +25,7 @@ REQUEST = Request(0, cohort_key([(TONE, 0.5), (FACTS, 1.0)]), (1, 2, 3), SAMPLIN
 
 
 def key_of(request: Request, stop: tuple[str, ...] = ()) -> AnswerKey:
-    return answer_key(request, stop, TOKENIZER)
+    return answer_key(request, TextRules(stop), TOKENIZER)
 
 
 # What makes two requests the same.
@@ -34,6 +35,7 @@ OTHER_VALUES: dict[str, object] = {
     "prompt": (1, 2, 4),
     "sampling": replace(SAMPLING, top_k=3),
     "max_new_tokens": 9,
+    "min_new_tokens": 2,
     "eog_ids": frozenset({257, 258}),
     "activations": (Activation(1, TONE),),
 }
@@ -67,7 +69,7 @@ def test_every_field_of_the_sampling_counts(field: str) -> None:
 
 
 def test_stop_strings_and_what_tokens_stand_for_count() -> None:
-    assert key_of(REQUEST, ("a",)) != key_of(REQUEST) != answer_key(REQUEST, (), replace_piece())
+    assert key_of(REQUEST, ("a",)) != key_of(REQUEST) != answer_key(REQUEST, TextRules(), replace_piece())
     assert key_of(REQUEST, ("a",)) != key_of(REQUEST, ("b",))
 
 

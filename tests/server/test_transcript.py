@@ -2,23 +2,29 @@
 
 from collections.abc import Sequence
 
-from model.detokenizer import Detokenizer
-from model.stop_strings import StopStrings
 from scheduler.batch import Sample, SamplingParams
 from scheduler.events import Finished, FinishReason, TokenSampled
 from scheduler.loop import TokenStream
 from scheduler.request import Request
 from server.generation import Choice
+from server.text_rules import TextRules
 from server.transcript import Piece, Transcript
-from tests.server.fakes import EOS, base_list, byte_tokenizer
+from tests.server.fakes import EOS, TURN, base_list
 
 
-def transcript(stop: Sequence[str] = (), max_generation_ms: int = 0) -> Transcript:
+def transcript(
+    stop: Sequence[str] = (),
+    max_generation_ms: int = 0,
+    *,
+    eog_ids: Sequence[int] = (EOS,),
+    min_new_tokens: int = 0,
+    rules: TextRules | None = None,
+) -> Transcript:
     """An empty answer to a prompt of three tokens, admitted at 10 s."""
-    request = Request(0, (), (1, 2, 3), SamplingParams(), 100, frozenset({EOS}))
+    request = Request(0, (), (1, 2, 3), SamplingParams(), 100, frozenset(eog_ids), min_new_tokens)
     request.admitted_s = 10.0
     choice, stream = Choice(0, 0, request, base_list()), TokenStream(request)
-    return Transcript(choice, stream, Detokenizer(byte_tokenizer()), StopStrings(stop), max_generation_ms)
+    return Transcript(choice, stream, rules or TextRules(tuple(stop), max_generation_ms=max_generation_ms))
 
 
 def add(answer: Transcript, tokens: bytes | list[int]) -> list[Piece | None]:
@@ -146,3 +152,66 @@ def test_a_stop_string_and_the_models_own_end_go_before_the_time_limit() -> None
     assert state(ended) == ("\nbc", None)
     finish(ended, FinishReason.EOS)
     assert state(ended) == ("\nbc", FinishReason.EOS)
+
+
+# How an answer ends beside its limit.
+
+
+def test_before_min_tokens_no_stop_string_is_looked_for() -> None:
+    answer = transcript(["b"], min_new_tokens=2)
+    assert texts(add(answer, b"abc")) == ["a", "b", "c"]
+    assert add(answer, b"b") == [None]
+    assert (answer.text, answer.reason, answer.stopping_word) == ("abc", FinishReason.WORD, "b")
+
+
+def test_a_stop_string_that_began_before_min_tokens_is_none() -> None:
+    answer = transcript(["bc"], min_new_tokens=2)
+    assert texts(add(answer, b"abc")) == ["a", "b", "c"]
+    assert answer.reason is None
+
+
+def test_a_stop_string_is_shown_where_that_is_asked_for() -> None:
+    answer = transcript(rules=TextRules(("bc",), keeps_stop=True))
+    assert texts(add(answer, b"abc")) == ["a", None, "bc"]
+    assert (answer.text, answer.reason, answer.stopping_word) == ("abc", FinishReason.WORD, "bc")
+    assert [sample.token_id for sample in answer.samples] == list(b"abc")
+
+
+def test_a_token_that_ends_the_answer_is_shown_where_that_is_asked_for() -> None:
+    for keeps_stop, text in ((False, "a"), (True, "ab")):
+        answer = transcript(eog_ids=(ord("b"),), rules=TextRules(keeps_stop=keeps_stop))
+        add(answer, b"ab")
+        finish(answer, FinishReason.EOS)
+        assert (answer.text, answer.reason) == (text, FinishReason.EOS)
+
+
+def test_control_tokens_are_shown_where_that_is_asked_for() -> None:
+    for rules, text in (
+        (TextRules(), "ab"),
+        (TextRules(shows_special=True), "a<|turn|>b"),
+        (TextRules(shows_special=True, keeps_stop=True), "a<|turn|>b</s>"),
+    ):
+        answer = transcript(rules=rules)
+        add(answer, [ord("a"), TURN, ord("b"), EOS])
+        finish(answer, FinishReason.EOS)
+        assert answer.text == text
+
+
+def test_a_line_that_is_not_indented_ends_the_answer_before_it() -> None:
+    answer = transcript(rules=TextRules(("z",), min_indent=2))
+    assert texts(add(answer, b"a\n  b\n c")) == ["a", "\n", " ", " ", "b", "\n", " ", None]
+    assert state(answer) == ("a\n  b\n ", FinishReason.LIMIT)
+
+
+def test_a_line_that_is_not_indented_goes_before_a_stop_string_behind_it() -> None:
+    answer = transcript(rules=TextRules(("c",), min_indent=1))
+    add(answer, [ord("a"), ord("\n"), 0xC3])
+    answer.add(TokenSampled(0, (), 3, Sample(0, ord("c")), 0.0, 14.0))
+    assert (answer.text, answer.reason, answer.stopping_word) == ("a\n", FinishReason.LIMIT, "")
+
+
+def test_a_line_of_text_that_was_held_back_must_be_indented_too() -> None:
+    answer = transcript(rules=TextRules(("\nbc",), min_indent=1))
+    assert texts(add(answer, b"a\nb")) == ["a", None, None]
+    finish(answer, FinishReason.EOS)
+    assert state(answer) == ("a\n", FinishReason.LIMIT)

@@ -17,11 +17,8 @@ REFUSED: list[tuple[str, object]] = [
     ("tool_choice", "required"),
     ("suffix", "x"),
     ("echo", True),
-    ("n_indent", 2),
     ("return_progress", True),
     ("n_keep", -1),
-    ("min_tokens", 5),
-    ("stop_token_ids", [1]),
     ("reasoning_format", "deepseek"),
 ]
 
@@ -46,9 +43,7 @@ def test_every_route_refuses(client: httpx.Client, path: str) -> None:
         {"grammar": "", "response_format": {"type": "text"}, "tools": [], "tool_choice": "auto", "suffix": ""},
         {"echo": False, "n_keep": 0, "reasoning_format": "auto"},
         {"backend_sampling": False},
-        {"min_tokens": 0},
-        {"min_tokens": 5, "ignore_eos": True},
-        {"backend_sampling": None, "tools": None, "json_schema": None, "min_tokens": None},
+        {"backend_sampling": None, "tools": None, "json_schema": None},
         {"unheard_of": 5},
     ],
 )
