@@ -18,6 +18,7 @@ from scheduler.events import (
     FinishReason,
     Paused,
     Preempted,
+    PromptComputed,
     Resumed,
     TokenSampled,
 )
@@ -233,6 +234,11 @@ class Scheduler:
                 now=now,
             )
         )
+        self._note_progress(request, now)
+
+    def _note_progress(self, request: Request, now: float) -> None:
+        if request.reports_progress and not request.output:
+            self._events.append(PromptComputed(request.request_id, request.key, request.num_computed, now))
 
     def _slot_for(self, request: Request) -> int:
         if request.slot_id_wanted is not None:
@@ -345,6 +351,7 @@ class Scheduler:
             request.num_computed = row.end
             self.turns.join(request)
         self.kv.register(request)
+        self._note_progress(request, now)
         if sample is None:
             return
         assert sample.request_id == request.request_id

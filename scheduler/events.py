@@ -46,6 +46,17 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptComputed:
+    """The first `num_computed` tokens of a request that wants to know have their KV, cached ones included. The first of
+    these events comes with its admission, the last before its first token. After a preemption the number may fall."""
+
+    request_id: int
+    key: CohortKey
+    num_computed: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class TokenSampled:
     """A request advanced by one token. `index` counts its generated tokens from 0."""
 
@@ -124,4 +135,4 @@ class StepDone:
     now: float
 
 
-Event: TypeAlias = Admitted | TokenSampled | Paused | Resumed | Preempted | Finished | StepDone
+Event: TypeAlias = Admitted | PromptComputed | TokenSampled | Paused | Resumed | Preempted | Finished | StepDone

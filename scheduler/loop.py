@@ -15,10 +15,10 @@ from typing import Protocol, TypeAlias, TypeVar
 from scheduler.batch import Batch, StepOutput
 from scheduler.core import Scheduler
 from scheduler.errors import ShuttingDown
-from scheduler.events import Event, Finished, FinishReason, TokenSampled
+from scheduler.events import Event, Finished, FinishReason, PromptComputed, TokenSampled
 from scheduler.request import Request
 
-StreamEvent: TypeAlias = TokenSampled | Finished
+StreamEvent: TypeAlias = PromptComputed | TokenSampled | Finished
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ class StepLoop:
         while events := self.scheduler.take_events():
             for event in events:
                 self._observe(event)
-                if isinstance(event, TokenSampled):
+                if isinstance(event, TokenSampled | PromptComputed):
                     self._push(self._streams[event.request_id], event)
                 elif isinstance(event, Finished):
                     self._push(self._streams.pop(event.request_id), event)

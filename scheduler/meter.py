@@ -12,7 +12,17 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from scheduler.cohort import CohortKey
-from scheduler.events import Admitted, Event, Finished, Paused, Preempted, Resumed, StepDone, TokenSampled
+from scheduler.events import (
+    Admitted,
+    Event,
+    Finished,
+    Paused,
+    Preempted,
+    PromptComputed,
+    Resumed,
+    StepDone,
+    TokenSampled,
+)
 
 
 class Standing(IntEnum):
@@ -119,8 +129,10 @@ class Meter:
                     self._unanswered.pop(event.request_id, None)
                     adapter_list.num_finished += 1
                     self._move(adapter_list, 0, -1, event.now)
-                case _:
+                case Paused() | Resumed() | Preempted():
                     self._changed_seat(event)
+                case PromptComputed():
+                    pass
 
     def close(self, now: float) -> None:
         """End the measurement: what still waits has waited until now, and a first token that never came counts as late

@@ -53,6 +53,8 @@ class Request:
     """Run in this slot and no other (llama-server's `id_slot`)."""
     reuse_prefix: bool = True
     """Whether KV blocks of earlier requests may be used (llama-server's `cache_prompt`)."""
+    reports_progress: bool = False
+    """Whether there is an event for each part of its prompt that is computed."""
     activations: Activations = ()
     """Which adapters of `key` act from a position of the prompt on; fixed, whatever is generated."""
 

@@ -55,8 +55,17 @@ class Timings(TypedDict):
     predicted_per_second: float
 
 
+class PromptProgress(TypedDict):
+    """How much of a prompt is computed."""
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: float
+
+
 class CompletionPiece(TypedDict):
-    """A piece of a native stream."""
+    """A piece of a native stream; one of progress has no text."""
 
     index: int
     content: str
@@ -67,6 +76,7 @@ class CompletionPiece(TypedDict):
     tokens_evaluated: int
     timings: NotRequired[Timings]
     completion_probabilities: NotRequired[list[TokenLogprob] | list[TokenProb]]
+    prompt_progress: NotRequired[PromptProgress]
 
 
 class CompletionResult(TypedDict):
@@ -117,7 +127,11 @@ class Logprobs(TypedDict):
     content: list[TokenLogprob] | list[TokenProb]
 
 
-class Envelope(TypedDict):
+Verbose = TypedDict("Verbose", {"__verbose": NotRequired[CompletionAnswer | CompletionPiece]})
+"""The same in the native form, for `verbose`."""
+
+
+class Envelope(Verbose):
     """What every OpenAI answer and chunk carries."""
 
     created: int
@@ -142,6 +156,7 @@ class TextChunk(Envelope):
     choices: list[TextChoice]
     usage: NotRequired[Usage]
     timings: NotRequired[Timings]
+    prompt_progress: NotRequired[PromptProgress]
 
 
 class TextCompletion(Envelope):
@@ -201,3 +216,4 @@ class ChatChunk(Envelope):
     choices: list[ChunkChoice]
     usage: NotRequired[Usage]
     timings: NotRequired[Timings]
+    prompt_progress: NotRequired[PromptProgress]

@@ -72,6 +72,12 @@ def read_prompt(value: object, field: str) -> Prompt:
     )
 
 
+def prompt_text(tokenizer: Tokenizer, prompt: Prompt) -> str:
+    """Return the text of a prompt, as it was sent. Its token ids are in the vocabulary."""
+    parts = (part.encode() if isinstance(part, str) else tokenizer.piece(part) for part in prompt)
+    return b"".join(parts).decode("utf-8", "replace")
+
+
 def is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -113,10 +119,7 @@ async def make_choices(
     messages. Raises FieldInvalid, and AdapterUnloaded where the list was taken away meanwhile.
     """
     num_slots = engine.loop.scheduler.limits.num_slots
-    if body.n > num_slots:
-        raise FieldInvalid("n_cmpl", f"Value must be between 1 <= value <= {num_slots}, but got {body.n}")
-    if body.best_of is not None and body.best_of not in (1, body.n):
-        raise FieldInvalid("best_of", f"is supported only as 1 or as n, which is {body.n}, but got {body.best_of}")
+    num_choices = _num_choices(body, num_slots)
     tokenizer = served.tokenizer
     sampling = _sampling(engine, body, tokenizer, await read_chain(body, tokenizer))
     max_new_tokens = _max_new_tokens(engine, body)
@@ -126,7 +129,7 @@ async def make_choices(
     in_effect = [served.activate(prompt) for prompt in encoded]
     choices = [
         Choice(
-            index=prompt_index * body.n + choice_index,
+            index=prompt_index * num_choices + choice_index,
             prompt_index=prompt_index,
             request=Request(
                 request_id=engine.loop.next_request_id(),
@@ -138,15 +141,30 @@ async def make_choices(
                 min_new_tokens=body.min_tokens,
                 slot_id_wanted=None if body.id_slot < 0 else body.id_slot % num_slots,
                 reuse_prefix=body.cache_prompt,
+                reports_progress=body.stream and body.return_progress,
                 activations=activations,
             ),
             served=served,
         )
         for prompt_index, (prompt, (key, activations)) in enumerate(zip(encoded, in_effect, strict=True))
-        for choice_index in range(body.n)
+        for choice_index in range(num_choices)
     ]
     served.attach(choice.request.request_id for choice in choices)
     return choices
+
+
+def _num_choices(body: GenerationBody, num_slots: int) -> int:
+    """Return how many answers to each prompt are generated, of which `n` are given."""
+    for field, count in (("n_cmpl", body.n), ("best_of", body.best_of or 1)):
+        if count > num_slots:
+            raise FieldInvalid(field, f"Value must be between 1 <= value <= {num_slots}, but got {count}")
+    if body.best_of is None or body.best_of in (1, body.n):
+        return body.n
+    if body.best_of < body.n:
+        raise FieldInvalid("best_of", f"must be at least n, which is {body.n}, but got {body.best_of}")
+    if body.stream:
+        raise FieldInvalid("best_of", f"cannot be streamed where it is more than n, but got {body.best_of}")
+    return body.best_of
 
 
 def _max_new_tokens(engine: Engine, body: GenerationBody) -> int:
@@ -189,7 +207,7 @@ def _sampling(engine: Engine, body: GenerationBody, tokenizer: Tokenizer, chain:
         frequency_penalty=default.frequency_penalty if body.frequency_penalty is None else body.frequency_penalty,
         logit_bias=_logit_bias(tokenizer, body),
         seed=_seed(default.seed if body.seed is None else body.seed),
-        num_logprobs=body.num_logprobs,
+        num_logprobs=0 if body.num_logprobs is None and (body.best_of or 1) > body.n else body.num_logprobs,
         post_sampling_probs=body.post_sampling_probs,
         chain=chain,
     )

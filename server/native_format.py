@@ -10,11 +10,12 @@ from model.tokenizer import Tokenizer
 from scheduler.batch import Sample, SamplerChain, SamplingParams
 from scheduler.events import FinishReason
 from server.adapter_registry import ServedList
+from server.best_of import best_of
 from server.engine import Engine
 from server.errors import GenerationFailed, error_body
 from server.schemas import GenerationBody
 from server.streaming import Json, frame
-from server.transcript import Piece, Transcript
+from server.transcript import Piece, Progress, Transcript
 
 _STOP_TYPES = {FinishReason.EOS: "eos", FinishReason.WORD: "word", FinishReason.LIMIT: "limit"}
 _LOWEST_LOGPROB = -3.4e38
@@ -38,6 +39,10 @@ class NativeDialect:
 
     def partial(self, transcript: Transcript, piece: Piece) -> bytes:
         """One frame a piece."""
+        return frame(self.piece(transcript, piece))
+
+    def piece(self, transcript: Transcript, piece: Piece) -> Json:
+        """Return what a frame says of a piece."""
         content: Json = {
             "index": transcript.choice.index,
             "content": piece.text,
@@ -51,11 +56,13 @@ class NativeDialect:
             content["timings"] = timings(transcript)
         if self.body.num_logprobs:
             content["completion_probabilities"] = self._probabilities(piece.samples)
-        return frame(content)
+        if piece.progress is not None:
+            content |= {"tokens": [0], "prompt_progress": prompt_progress(piece.progress)}
+        return content
 
     def closing(self, transcript: Transcript) -> list[Json]:
         """The final object, with the text left out: it was sent."""
-        return [select(self._result(transcript, is_stream=True), self.body.response_fields)]
+        return [self.result(transcript, is_stream=True)]
 
     def summary(self, transcripts: Sequence[Transcript]) -> list[Json]:
         """Nothing follows the final objects."""
@@ -71,10 +78,12 @@ class NativeDialect:
 
     def whole(self, transcripts: Sequence[Transcript]) -> Json | list[Json]:
         """One object, or an array of them."""
-        results = [
-            select(self._result(transcript, is_stream=False), self.body.response_fields) for transcript in transcripts
-        ]
+        results = [self.result(transcript, is_stream=False) for transcript in best_of(transcripts, self.body.n)]
         return results if self.has_many else results[0]
+
+    def result(self, transcript: Transcript, *, is_stream: bool) -> Json:
+        """Return what is said of an answer at its end, or what `response_fields` leave of it."""
+        return select(self._result(transcript, is_stream=is_stream), self.body.response_fields)
 
     def _result(self, transcript: Transcript, *, is_stream: bool) -> Json:
         request = transcript.request
@@ -92,7 +101,7 @@ class NativeDialect:
             "generation_settings": generation_settings(self.body, transcript),
             "prompt": self.served.tokenizer.decode(request.prompt),
             "has_new_line": "\n" in transcript.text,
-            "truncated": False,
+            "truncated": self._is_truncated(transcript),
             "stop_type": _STOP_TYPES.get(transcript.reason, "none"),
             "stopping_word": transcript.stopping_word,
             "tokens_cached": transcript.num_prompt + max(transcript.num_generated - 1, 0),
@@ -101,6 +110,11 @@ class NativeDialect:
         if self.body.num_logprobs and not is_stream:
             result["completion_probabilities"] = self._probabilities(transcript.samples)
         return result
+
+    def _is_truncated(self, transcript: Transcript) -> bool:
+        """Whether the answer ended because the context was full."""
+        num_tokens = transcript.num_prompt + transcript.num_generated
+        return transcript.reason is FinishReason.LIMIT and num_tokens >= self.engine.model.n_ctx
 
     def _probabilities(self, samples: Sequence[Sample]) -> list[Json]:
         is_post_sampling = self.body.post_sampling_probs
@@ -143,6 +157,16 @@ def timings(transcript: Transcript) -> Json:
         "predicted_ms": generation_ms,
         "predicted_per_token_ms": _ratio(generation_ms, num_steps),
         "predicted_per_second": _ratio(1000 * num_steps, generation_ms),
+    }
+
+
+def prompt_progress(progress: Progress) -> Json:
+    """Return how much of the prompt is computed, and in what time."""
+    return {
+        "total": progress.num_total,
+        "cache": progress.num_cached,
+        "processed": progress.num_computed,
+        "time_ms": progress.duration_ms,
     }
 
 

@@ -13,12 +13,13 @@ from typing import Literal
 from scheduler.batch import Sample
 from scheduler.events import FinishReason
 from server.adapter_registry import ServedList
+from server.best_of import best_of
 from server.engine import Engine
 from server.errors import GenerationFailed, dump_json, error_body
-from server.native_format import probability, timings
+from server.native_format import NativeDialect, probability, prompt_progress, timings
 from server.schemas import GenerationBody
 from server.streaming import Json, frame
-from server.transcript import Piece, Transcript
+from server.transcript import Piece, Progress, Transcript
 from server.version import BUILD
 
 DONE = b"data: [DONE]\n\n"
@@ -32,6 +33,8 @@ class OpenAIDialect:
     body: GenerationBody
     served: ServedList
     form: Literal["text", "chat"]
+    echoes: Sequence[str] = ()
+    """The prompts, where answers begin with them."""
     end_of_stream: bytes = DONE
     answer_id: str = field(default_factory=lambda: "chatcmpl-" + secrets.token_hex(16))
     created_s: int = field(default_factory=lambda: int(time.time()))
@@ -39,13 +42,16 @@ class OpenAIDialect:
     """What stands before and after the text of each choice's chunks, where nothing else in them changes."""
 
     def opening(self, transcript: Transcript) -> list[Json]:
-        """In chat the role comes first."""
+        """In chat the role comes first, in text the prompt where it is echoed."""
         if self.form == "text":
-            return []
+            echo = self._echo(transcript)
+            return [self._chunk(transcript, {"text": echo}, None, [])] if echo else []
         return [self._chunk(transcript, {"role": "assistant", "content": None}, None, [])]
 
     def partial(self, transcript: Transcript, piece: Piece) -> bytes:
-        """One chunk a piece of text."""
+        """One chunk a piece of text, or of progress."""
+        if piece.progress is not None:
+            return frame(self._progress_chunk(transcript, piece.progress))
         if not piece.text:
             return b""
         if self._has_more_than_text:
@@ -60,10 +66,24 @@ class OpenAIDialect:
     @property
     def _has_more_than_text(self) -> bool:
         body = self.body
-        return body.num_logprobs is not None or body.timings_per_token or body.stream_options.continuous_usage_stats
+        is_verbose = body.verbose and self.form == "text"
+        is_counted = body.timings_per_token or body.stream_options.continuous_usage_stats
+        return body.num_logprobs is not None or is_counted or is_verbose
+
+    def _progress_chunk(self, transcript: Transcript, progress: Progress) -> Json:
+        delta: Json = {"text": ""} if self.form == "text" else {"role": "assistant", "content": None}
+        return self._chunk(transcript, delta, None, []) | {"prompt_progress": prompt_progress(progress)}
+
+    def _echo(self, transcript: Transcript) -> str:
+        return self.echoes[transcript.choice.prompt_index] if self.echoes else ""
+
+    def _native(self, num_answers: int = 1) -> NativeDialect:
+        return NativeDialect(self.engine, self.body, self.served, has_many=num_answers > 1)
 
     def _full_chunk(self, transcript: Transcript, piece: Piece) -> Json:
         chunk = self._chunk(transcript, self._delta(piece.text), None, piece.samples)
+        if self.body.verbose and self.form == "text":
+            chunk["__verbose"] = self._native().piece(transcript, piece)
         if self.body.stream_options.continuous_usage_stats:
             chunk["usage"] = usage([transcript], piece.num_generated)
         if self.body.timings_per_token:
@@ -77,6 +97,8 @@ class OpenAIDialect:
         """The chunk with the reason, and no text."""
         delta: Json = {} if self.form == "chat" else {"text": ""}
         chunk = self._chunk(transcript, delta, finish_reason(transcript), [])
+        if self.body.verbose:
+            chunk["__verbose"] = self._native().result(transcript, is_stream=True)
         if self.body.stream_options.continuous_usage_stats:
             chunk["usage"] = usage([transcript])
         if not self.body.stream_options.include_usage:
@@ -99,17 +121,19 @@ class OpenAIDialect:
 
     def whole(self, transcripts: Sequence[Transcript]) -> Json:
         """One object with all choices."""
-        choices = [self._choice(transcript) for transcript in transcripts]
-        envelope = self._envelope(choices, is_chunk=False)
+        given = best_of(transcripts, self.body.n)
+        envelope = self._envelope([self._choice(transcript) for transcript in given], is_chunk=False)
         answer_id = envelope.pop("id")
-        return {**envelope, "usage": usage(transcripts), "id": answer_id, "timings": timings(transcripts[0])}
+        verbose: Json = {"__verbose": self._native(len(given)).whole(given)} if self.body.verbose else {}
+        return {**envelope, "usage": usage(transcripts), "id": answer_id, **verbose, "timings": timings(given[0])}
 
     def _choice(self, transcript: Transcript) -> Json:
         logprobs = self._logprobs(transcript.samples)
         reason = finish_reason(transcript)
         index = transcript.choice.index
         if self.form == "text":
-            return {"text": transcript.text, "index": index, "logprobs": logprobs, "finish_reason": reason}
+            text = self._echo(transcript) + transcript.text
+            return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
         message = {"role": "assistant", "content": transcript.text}
         choice: Json = {"finish_reason": reason, "index": index, "message": message}
         return choice | {"logprobs": logprobs} if logprobs is not None else choice

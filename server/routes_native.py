@@ -20,9 +20,13 @@ async def completion(request: Request) -> Answer:
     """Complete one or several prompts."""
     engine = engine_of(request)
     body = await read_body(request, CompletionBody, engine.unknown_fields)
+    if body.echo:
+        raise FieldInvalid("echo", "is supported by /v1/completions only")
     async with list_for_answer(request, engine, body) as served:
-        choices = await make_choices(engine, body, served, read_prompts(body.prompt))
-        return Answer(engine, choices, body, NativeDialect(engine, body, served, has_many=len(choices) > 1))
+        prompts = read_prompts(body.prompt)
+        choices = await make_choices(engine, body, served, prompts)
+        has_many = len(prompts) * body.n > 1
+        return Answer(engine, choices, body, NativeDialect(engine, body, served, has_many))
 
 
 async def tokenize(request: Request) -> Response:

@@ -7,7 +7,7 @@ from server.arrival import list_for_openai_answer
 from server.chat import render_chat
 from server.door import engine_of
 from server.errors import FieldInvalid
-from server.generation import make_choices, read_prompts
+from server.generation import make_choices, prompt_text, read_prompts
 from server.openai_format import OpenAIDialect
 from server.schemas import ChatBody, CompletionBody, GenerationBody, read_body
 from server.streaming import Answer
@@ -18,9 +18,13 @@ async def completions(request: Request) -> Answer:
     engine = engine_of(request)
     body = await read_body(request, CompletionBody, engine.unknown_fields)
     _refuse_native_fields(body)
+    if body.echo and body.num_logprobs is not None:
+        raise FieldInvalid("echo", "is not supported together with logprobs: those of a prompt are not computed")
     async with list_for_openai_answer(request, engine, body) as served:
-        choices = await make_choices(engine, body, served, read_prompts(body.prompt))
-        return Answer(engine, choices, body, OpenAIDialect(engine, body, served, "text"))
+        prompts = read_prompts(body.prompt)
+        choices = await make_choices(engine, body, served, prompts)
+        echoes = [prompt_text(served.tokenizer, prompt) for prompt in prompts] if body.echo else []
+        return Answer(engine, choices, body, OpenAIDialect(engine, body, served, "text", echoes))
 
 
 async def chat_completions(request: Request) -> Answer:
@@ -35,10 +39,11 @@ async def chat_completions(request: Request) -> Answer:
 
 
 def _refuse_native_fields(body: GenerationBody) -> None:
-    """Raise FieldInvalid where a field is used that only the native form of answers can honour."""
+    """Raise FieldInvalid where a field is used that only the native form of answers can honour, and `verbose` does not
+    ask for that form beside OpenAI's."""
     for field, is_used in (("response_fields", bool(body.response_fields)), ("return_tokens", body.return_tokens)):
-        if is_used:
-            raise FieldInvalid(field, "is supported by /completion only")
+        if is_used and not body.verbose:
+            raise FieldInvalid(field, "is supported by /completion, and elsewhere only with verbose")
 
 
 routes = [

@@ -61,6 +61,10 @@ class GenerationBody(ListFields, SamplerFields, ABC):
     best_of: Annotated[int, whole(1)] | None = None
     stream: Flag = False
     stream_options: Annotated[StreamOptions, IS_OBJECT] = StreamOptions()
+    sse_ping_interval: Annotated[int, whole(-1)] | None = None
+    """Seconds of silence after which a stream sends a comment; 0 and less: never."""
+    return_progress: Flag = False
+    verbose: Flag = False
     cache_prompt: Flag = True
     id_slot: Annotated[int, whole(-1)] = -1
     stop: Texts = ()
@@ -98,7 +102,7 @@ class GenerationBody(ListFields, SamplerFields, ABC):
             keeps_stop=self.include_stop_str_in_output,
             shows_special=not self.skip_special_tokens,
             min_indent=self.n_indent,
-            max_generation_ms=self.t_max_predict_ms,
+            max_generation_ms=max(self.t_max_predict_ms, 0),
         )
 
     @property
@@ -111,6 +115,7 @@ class CompletionBody(GenerationBody):
     """The body of /completion and /v1/completions."""
 
     prompt: Annotated[object, documented(Prompt | list[Prompt])] = None
+    echo: Flag = False
     n_probs: Annotated[int, whole(0, MAX_LOGPROBS)] = Field(0, validation_alias=AliasChoices("n_probs", "logprobs"))
 
     @property
@@ -131,6 +136,8 @@ class ChatFields(ListFields):
 
 class ChatBody(ChatFields, GenerationBody):
     """The body of /v1/chat/completions."""
+
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {"echo": (False,)}
 
     logprobs: Flag = False
     top_logprobs: Annotated[int, whole(0, MAX_LOGPROBS)] | None = None

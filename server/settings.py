@@ -252,6 +252,15 @@ class Settings(BaseSettings):
             metavar="S",
         ),
     ] = 0.0
+    sse_ping_interval: Annotated[
+        int,
+        Field(ge=-1),
+        flag(
+            "--sse-ping-interval",
+            help="seconds of silence after which a stream sends a comment; 0 and less: never",
+            metavar="S",
+        ),
+    ] = 30
     shutdown_grace: Annotated[
         float, Field(ge=0), flag("--shutdown-grace", help="seconds that running requests get at shutdown", metavar="S")
     ] = 30.0

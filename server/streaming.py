@@ -18,11 +18,12 @@ from typing import Protocol, TypeAlias
 from starlette.types import Receive, Scope, Send
 
 from scheduler.errors import QueueFull, ShuttingDown
-from scheduler.events import Finished, FinishReason
+from scheduler.events import Finished, FinishReason, PromptComputed
 from scheduler.loop import StreamEvent, TokenStream
 from server.engine import Engine
 from server.errors import GenerationFailed, JsonResponse, ServerBusy, TimeUp, dump_json
 from server.generation import RANDOM_SEED, Choice
+from server.heartbeat import COMMENT, Heartbeat
 from server.preparation import prepare
 from server.response_cache import AnswerKey, StoredAnswer, answer_key, is_deterministic, replay
 from server.schemas import GenerationBody
@@ -182,6 +183,8 @@ class Answer:
                 arrivals.fail(TimeUp(event.message))
                 return
             piece = transcript.finish(event)
+        elif isinstance(event, PromptComputed):
+            piece = transcript.progress(event)
         else:
             piece = transcript.add(event)
         if transcript.reason is not None:
@@ -203,25 +206,35 @@ class Answer:
             (b"x-accel-buffering", b"no"),
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        heartbeat = Heartbeat(self._ping_interval_s, arrivals.wake)
         try:
             await _send_frames(
                 b"".join(self._frames(self.dialect.opening(transcript)) for transcript in transcripts), send
             )
             num_left = len(transcripts)
             while num_left:
-                frames = []
-                for transcript, piece, is_last in await arrivals.take():
+                items = await arrivals.take()
+                frames = [] if items else [COMMENT]
+                for transcript, piece, is_last in items:
                     if piece is not None:
                         frames.append(self.dialect.partial(transcript, piece))
                     if is_last:
                         frames.append(self._frames(self.dialect.closing(transcript)))
                         num_left -= 1
+                heartbeat.sent()
                 await _send_frames(b"".join(frames), send)
             await _send_frames(self._frames(self.dialect.summary(transcripts)), send)
             last = self.dialect.end_of_stream
         except GenerationFailed as error:
             last = self._frames(self.dialect.failure(transcripts, error))
+        finally:
+            heartbeat.stop()
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    @property
+    def _ping_interval_s(self) -> int:
+        wanted = self.body.sse_ping_interval
+        return self.engine.settings.sse_ping_interval if wanted is None else wanted
 
     def _frames(self, contents: Sequence[Json]) -> bytes:
         return b"".join(self.dialect.frame(content) for content in contents)
@@ -240,16 +253,16 @@ class Arrivals:
         is_last = transcript.is_complete
         if piece is not None or is_last:
             self._items.append((transcript, piece, is_last))
-            self._wake()
+            self.wake()
 
     def fail(self, failure: GenerationFailed) -> None:
         """Let `take` raise a failure, after what came before it."""
         self._failure = self._failure or failure
-        self._wake()
+        self.wake()
 
     async def take(self) -> list[tuple[Transcript, Piece | None, bool]]:
-        """Wait until there is something, and return all there is: choice, piece, whether it is the choice's last. One
-        task may wait. Raises GenerationFailed."""
+        """Wait until there is something, and return all there is: choice, piece, whether it is the choice's last;
+        nothing where `wake` was called meanwhile. One task may wait. Raises GenerationFailed."""
         if not self._items and self._failure is None:
             self._taker = asyncio.get_running_loop().create_future()
             await self._taker
@@ -258,7 +271,8 @@ class Arrivals:
             raise self._failure
         return items
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let `take` return, though there may be nothing."""
         if self._taker is not None and not self._taker.done():
             self._taker.set_result(None)
 

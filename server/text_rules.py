@@ -17,4 +17,4 @@ class TextRules:
     min_indent: int = 0
     """Blanks that each line but the first must begin with; the answer ends before one that does not. 0: no rule."""
     max_generation_ms: int = 0
-    """Counts from the first token, and ends the answer once it has a new line; 0 and less: no limit."""
+    """Counts from the first token, and ends the answer once it has a new line; 0: no limit."""

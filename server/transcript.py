@@ -9,10 +9,22 @@ from model.detokenizer import Detokenizer
 from model.line_indent import LineIndent
 from model.stop_strings import StopStrings
 from scheduler.batch import Sample
-from scheduler.events import Finished, FinishReason, TokenSampled
+from scheduler.events import Finished, FinishReason, PromptComputed, TokenSampled
 from scheduler.loop import TokenStream
 from server.generation import Choice
 from server.text_rules import TextRules
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How much of a prompt is computed."""
+
+    num_total: int
+    num_cached: int
+    num_computed: int
+    """Cached tokens included."""
+    duration_ms: float
+    """Since the prompt began to be computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +35,8 @@ class Piece:
     samples: tuple[Sample, ...]
     num_generated: int
     """Tokens generated up to here; by the time a slow client is sent the piece there may be more."""
+    progress: Progress | None = None
+    """Of a piece without text, which comes before the first token."""
 
 
 class Transcript:
@@ -48,6 +62,17 @@ class Transcript:
         self._stop = StopStrings(rules.stop)
         self._indent = LineIndent(rules.min_indent)
         self._held: list[Sample] = []
+        self._num_prompt_shown = -1
+
+    def progress(self, event: PromptComputed) -> Piece | None:
+        """Take note of the prompt; None where no more of it is computed than was told already."""
+        if event.num_computed <= self._num_prompt_shown:
+            return None
+        self._num_prompt_shown = event.num_computed
+        request = self.request
+        started_s = event.now if request.admitted_s is None else request.admitted_s
+        duration_ms = 1000 * (event.now - started_s)
+        return Piece("", (), 0, Progress(self.num_prompt, request.num_cached, event.num_computed, duration_ms))
 
     def add(self, event: TokenSampled) -> Piece | None:
         """Take a token; return what of the text can be shown now, None where all of it is held back.

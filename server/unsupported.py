@@ -24,10 +24,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "tool_choice": ("none", "auto"),
     # Limits and layout of the answer.
     "suffix": ("",),
-    "echo": (False,),
-    "return_progress": (False,),
-    "sse_ping_interval": (-1,),
-    "verbose": (False,),
     "audio": (),
     "modalities": (["text"],),
     # Context shifting and reuse across it.
@@ -48,7 +44,10 @@ NEUTRAL_FOR_ONE_TEXT: dict[str, tuple[object, ...]] = {
     "logprobs": (False, 0),
     "n_probs": (0,),
     "top_logprobs": (0,),
+    "echo": (False,),
+    "return_progress": (False,),
     "timings_per_token": (False,),
+    "verbose": (False,),
     "return_tokens": (False,),
     "response_fields": ([],),
 }

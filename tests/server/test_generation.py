@@ -186,8 +186,9 @@ def test_ignore_eos_forbids_the_end(engine: Engine) -> None:
     ("body", "part"),
     [
         ({"n": NUM_SLOTS + 1}, f"Field 'n_cmpl': Value must be between 1 <= value <= {NUM_SLOTS}"),
-        ({"n": 2, "best_of": 3}, "Field 'best_of'"),
-        ({"best_of": 2}, "Field 'best_of'"),
+        ({"n": 3, "best_of": 2}, "Field 'best_of': must be at least n, which is 3, but got 2"),
+        ({"best_of": NUM_SLOTS + 1}, f"Field 'best_of': Value must be between 1 <= value <= {NUM_SLOTS}"),
+        ({"best_of": 2, "stream": True}, "Field 'best_of': cannot be streamed where it is more than n, but got 2"),
     ],
 )
 def test_choices_are_bounded(engine: Engine, body: dict[str, object], part: str) -> None:
@@ -196,8 +197,11 @@ def test_choices_are_bounded(engine: Engine, body: dict[str, object], part: str)
     assert part in str(error.value)
 
 
-def test_best_of_may_be_one_or_n(engine: Engine) -> None:
+def test_best_of_may_be_one_or_n_or_more(engine: Engine) -> None:
     assert len(choices(engine, n=2, best_of=2)) == len(choices(engine, n=2, best_of=1)) == 4
+    more = choices(engine, n=2, best_of=3)
+    assert [(choice.prompt_index, choice.index) for choice in more] == [(0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (1, 5)]
+    assert {choice.request.sampling.num_logprobs for choice in more} == {0}
 
 
 def test_all_choices_of_a_body_hold_one_list_until_all_have_ended(engine: Engine) -> None:

@@ -39,7 +39,7 @@ OTHER_VALUES: dict[str, object] = {
     "eog_ids": frozenset({257, 258}),
     "activations": (Activation(1, TONE),),
 }
-IRRELEVANT: dict[str, object] = {"request_id": 7, "slot_id_wanted": 2, "reuse_prefix": False}
+IRRELEVANT: dict[str, object] = {"request_id": 7, "slot_id_wanted": 2, "reuse_prefix": False, "reports_progress": True}
 
 
 def changed(request: Request, name: str, value: Any) -> Request:

@@ -120,6 +120,11 @@ CHANGES: dict[str, object] = {
     "n_predict": 5,
     "prompt": "another",
     "stop": ["zz"],
+    "stop_token_ids": [5],
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "n_indent": 1,
+    "min_tokens": 2,
     "ignore_eos": True,
     "logit_bias": [[5, 1.0]],
     "temperature": 0.5,
@@ -160,12 +165,22 @@ NO_CHANGES: dict[str, object] = {
     "stream_options": {"include_usage": True},
     "cache_prompt": False,
     "id_slot": 1,
-    "min_tokens": 0,
+    "sse_ping_interval": 5,
+    "return_progress": True,
+    "verbose": True,
     "timings_per_token": True,
     "return_tokens": True,
     "response_fields": ["content"],
 }
-ELSEWHERE = {"t_max_predict_ms", "logprobs", "top_logprobs", "messages", "add_generation_prompt", "reasoning_effort"}
+ELSEWHERE = {
+    "t_max_predict_ms",
+    "logprobs",
+    "top_logprobs",
+    "messages",
+    "echo",
+    "add_generation_prompt",
+    "reasoning_effort",
+}
 ELSEWHERE |= {"continue_final_message", "chat_template_kwargs"}
 """Tested below, or part of the prompt."""
 BODY = {"prompt": "fields", "n_predict": 4, "temperature": 0.75, "seed": 42}

@@ -158,4 +158,7 @@ def test_an_answer_that_ends_itself_says_stop() -> None:
 def test_fields_of_the_native_form_are_refused(client: httpx.Client, path: str, field: dict[str, object]) -> None:
     response = client.post(path, json=BODIES[path] | field)
     assert response.status_code == 400
-    assert response.json()["error"]["message"] == f"Field '{next(iter(field))}': is supported by /completion only"
+    assert (
+        response.json()["error"]["message"]
+        == f"Field '{next(iter(field))}': is supported by /completion, and elsewhere only with verbose"
+    )

@@ -16,8 +16,6 @@ REFUSED: list[tuple[str, object]] = [
     ("tools", [{"type": "function"}]),
     ("tool_choice", "required"),
     ("suffix", "x"),
-    ("echo", True),
-    ("return_progress", True),
     ("n_keep", -1),
     ("reasoning_format", "deepseek"),
 ]
@@ -41,7 +39,7 @@ def test_every_route_refuses(client: httpx.Client, path: str) -> None:
     "body",
     [
         {"grammar": "", "response_format": {"type": "text"}, "tools": [], "tool_choice": "auto", "suffix": ""},
-        {"echo": False, "n_keep": 0, "reasoning_format": "auto"},
+        {"n_keep": 0, "reasoning_format": "auto"},
         {"backend_sampling": False},
         {"backend_sampling": None, "tools": None, "json_schema": None},
         {"unheard_of": 5},
