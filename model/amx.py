@@ -28,8 +28,8 @@ _POINTER = _I8.as_pointer()
 
 
 @functools.cache
-def has_amx_int8() -> bool:
-    """Whether this process may multiply tiles of bytes; asks the system for it."""
+def has_amx() -> bool:
+    """Whether this process may multiply tiles of bytes and of bfloat16; asks the system for it."""
     if platform.system() != "Linux" or not _compiles():
         return False
     refusal: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)
@@ -47,11 +47,11 @@ def tile_configuration(shapes: Mapping[int, tuple[int, int]]) -> NDArray[np.uint
 
 
 def _compiles() -> bool:
-    return compiles_for("amx-int8") and compiles_for("amx-tile")
+    return all(compiles_for(feature) for feature in ("amx-int8", "amx-bf16", "amx-tile"))
 
 
 def _call(builder: Any, name: str, arguments: list[Any]) -> None:
-    if not _compiles():  # LLVM would end the process; and nobody gets here without `has_amx_int8`
+    if not _compiles():  # LLVM would end the process; and nobody gets here without `has_amx`
         return
     kind = ir.FunctionType(_VOID, [argument.type for argument in arguments])
     builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), arguments)
@@ -75,6 +75,11 @@ def emit_tile_zero(builder: Any, register: int) -> None:
 def emit_tile_multiply(builder: Any, sums: int, signed: int, unsigned: int) -> None:
     """sums (rows, columns) int32 += signed (rows, 4k) · unsigned (k, columns · 4), four bytes of a row at a time."""
     _call(builder, "tdpbsud", [ir.Constant(_I8, register) for register in (sums, signed, unsigned)])
+
+
+def emit_pair_multiply(builder: Any, sums: int, rows: int, columns: int) -> None:
+    """sums (rows, columns) float32 += rows (rows, 2k) · columns (k, columns · 2), two bfloat16 of a row at a time."""
+    _call(builder, "tdpbf16ps", [ir.Constant(_I8, register) for register in (sums, rows, columns)])
 
 
 def _configure(typing: Any, address: Any) -> Any:

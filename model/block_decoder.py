@@ -17,13 +17,13 @@ from torch import Tensor
 
 from model import layer_tables as at
 from model.adapted import AdaptedNorm
-from model.amx import has_amx_int8, tile_configuration
+from model.amx import has_amx, tile_configuration
 from model.attention import AttentionStep
 from model.attention_cpu import TILE
 from model.backend import Backend
 from model.block_lora import BlockLowRank, lanes_of
 from model.block_products import TILE_SHAPES
-from model.block_weight import BLOCK, LANES
+from model.block_weight import BLOCK
 from model.config import ModelConfig
 from model.decoder_weights import WeightLoader, head_projection, layer_projections
 from model.fused_layers import run_layers
@@ -44,7 +44,7 @@ class _Tables:
 
     products: NDArray[np.int64]
     layers: NDArray[np.int64]
-    rank_blocks: int
+    rank_tiles: int
     """Of the module with the most ranks."""
     kept: list[object]
     """Whose memory the addresses are in."""
@@ -74,7 +74,7 @@ class BlockDecoder:
         local = local_rope_config(config)
         self._local_rotary = self._rotary if local is None else _rotary_table(local)
         self._dims = _dims(config)
-        self._configuration = tile_configuration(TILE_SHAPES) if has_amx_int8() else _NO_TILES
+        self._configuration = tile_configuration(TILE_SHAPES) if has_amx() else _NO_TILES
         self._workspace = LayerWorkspace(config)
 
     def forward(
@@ -89,7 +89,7 @@ class BlockDecoder:
         T, S = len(token_ids), len(logit_rows)
         tables = self._tables(lora, kv)
         workspace = self._workspace
-        workspace.make_room(T, S, tables.rank_blocks)
+        workspace.make_room(T, S, tables.rank_tiles)
         self._embed(token_ids, lora, workspace.residual)
         run_layers(
             tables.products, tables.layers, T, workspace.buffers, self._dims, self._step(step, logit_rows, kv),
@@ -165,19 +165,19 @@ class BlockDecoder:
 
     def _tables_under(self, lora: LoraStack) -> _Tables:
         products, layers, kept = self._base.products.copy(), self._base.layers.copy(), [*self._base.kept]
-        rank_blocks = 1
+        rank_tiles = 1
         for table, projections in zip(products, self._projections, strict=True):
             row = 0
             for projection in projections:
                 change = lora.change(projection.name)
                 if change is not None:
                     assert isinstance(change, BlockLowRank)
-                    rank_blocks = max(rank_blocks, _set_changes(table[row:], change, kept))
+                    rank_tiles = max(rank_tiles, _set_changes(table[row:], change, kept))
                 row += len(projection.parts)
         for i, layer in enumerate(layers):
             for field, norm in self._norms[i]:
                 _set(layer, field, norm(lora).numpy(), kept)
-        return _Tables(products, layers, rank_blocks, kept)
+        return _Tables(products, layers, rank_tiles, kept)
 
 
 def _set(row: NDArray[np.int64], field: int, values: NDArray[np.float32], kept: list[object]) -> None:
@@ -188,13 +188,12 @@ def _set(row: NDArray[np.int64], field: int, values: NDArray[np.float32], kept: 
 
 
 def _set_changes(rows: NDArray[np.int64], changes: BlockLowRank, kept: list[object]) -> int:
-    """Enter the changes of a product's modules, and return the most rank blocks that one has."""
+    """Enter the changes of a product's modules, and return the most tiles of ranks that one has."""
     most = 0
     for row, change in zip(rows, changes.modules, strict=False):
-        if change.a is not None and change.b is not None:
-            row[at.A], row[at.A_TILES] = change.a.address, -(-change.a.out_features // LANES)
-            row[at.B], row[at.RANK_BLOCKS] = change.b.address, change.b.in_features // BLOCK
-            most = max(most, change.b.in_features // BLOCK)
+        if change.b is not None:
+            row[at.A], row[at.A_TILES], row[at.B] = changes.a_address(change), len(change.tiles), change.b.data_ptr()
+            most = max(most, len(change.tiles))
         for field, values in ((at.GAIN, change.gain), (at.OFFSET, change.offset)):
             if values is not None:
                 _set(row, field, values, kept)

@@ -1,13 +1,15 @@
 """What an adapter list makes of the products in blocks: y ← gain ⊙ y + offset + B (A x), module by module.
 
-Both factors are weights of 8 bits in blocks, so that A x and B (A x) are products of integers like the others.
-A module's ranks are filled up to whole blocks with zeros. Scales of blocks are
-float16, whose range is small, so each rank's row of A and column of B are made about equally large by a power of two:
-that changes nothing in their product. What is too large even so gives NaN, as infinite factors would.
+A is a weight of 8 bits in blocks, so that A x is a product of integers like the others; B is bfloat16, for it has so
+few inputs that the scale of a block would cost more than its product. A module's ranks are filled up to whole sixteens
+with zeros. Scales of blocks are float16, whose range is small, so each rank's row of A and column of B are made about
+equally large by a power of two: that changes nothing in their product. What is too large even so gives NaN, as infinite
+factors would.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -15,9 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.block_weight import BLOCK, LANES, BlockWeight, quantise_blocks
+from model.block_weight import LANES, quantise_blocks
 from model.jit import inlined, kernel
 from model.lora_sum import DeltaSum
+from model.matrices_cpu import round_up
+from model.rank_products import RANKS, pack_ranks
 from model.simd import WIDTH, Array, load, max_lanes, maximum, splat, subtract
 
 _LARGEST = 30000.0
@@ -26,18 +30,14 @@ _LARGEST = 30000.0
 
 @dataclass(frozen=True, slots=True)
 class BlockChange:
-    """What a list changes in one module. Nothing: None."""
+    """What a list changes in one module. Nothing: no tiles, and None."""
 
-    a: BlockWeight | None  # (R, in)
-    b: BlockWeight | None  # (out, R up to a multiple of 32)
+    tiles: range
+    """Those of the product's A that are the module's."""
+    b: Tensor | None
+    """B (out, R) as model/rank_products.py packs it."""
     gain: NDArray[np.float32] | None  # (out up to a multiple of 16,)
     offset: NDArray[np.float32] | None
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that it takes in memory."""
-        weights = (weight.num_bytes for weight in (self.a, self.b) if weight is not None)
-        return sum(weights) + sum(array.nbytes for array in (self.gain, self.offset) if array is not None)
 
 
 class BlockLowRank:
@@ -45,29 +45,48 @@ class BlockLowRank:
 
     def __init__(self, changes: Sequence[DeltaSum | None]) -> None:
         """`changes`: of each module, in the order of the product's outputs; None where there is none."""
-        self.modules = [_of_module(change) for change in changes]
-        self.num_bytes = sum(module.num_bytes for module in self.modules)
+        self.modules: list[BlockChange] = []
+        rows: list[Tensor] = []
+        for change in changes:
+            a, b, gain, offset = _parts(change)
+            start = sum(len(before) for before in rows) // LANES
+            self.modules.append(BlockChange(range(start, start + len(a) // LANES), b, gain, offset))
+            rows += [a] if len(a) else []
+        self.a = quantise_blocks(torch.cat(rows)) if rows else None
+        """(16 · tiles, in): the modules' A after each other."""
+        arrays = (array for module in self.modules for array in (module.b, module.gain, module.offset))
+        self.num_bytes = sum(array.nbytes for array in arrays if array is not None)
+        self.num_bytes += 0 if self.a is None else self.a.num_bytes
+
+    def a_address(self, module: BlockChange) -> int:
+        """Return where A of a module that has some begins; valid while this object lives."""
+        assert self.a is not None
+        return self.a.address + module.tiles.start * (self.a.num_bytes * LANES // self.a.out_features)
 
 
-def _of_module(change: DeltaSum | None) -> BlockChange:
+_Lanes: TypeAlias = NDArray[np.float32] | None
+_NO_ROWS = torch.empty(0, 0)
+
+
+def _parts(change: DeltaSum | None) -> tuple[Tensor, Tensor | None, _Lanes, _Lanes]:
+    """Return A (R up to a multiple of 16, in), B, gain and offset of a module."""
     if change is None:
-        return BlockChange(None, None, None, None)
+        return _NO_ROWS, None, None, None
     gain, offset = (None if each is None else lanes_of(each) for each in (change.gain, change.offset))
     (rank, in_features), out_features = change.a.shape, change.b.shape[0]
     if rank == 0:
-        return BlockChange(None, None, gain, offset)
-    a = torch.empty(rank, in_features)
-    b = torch.empty(out_features, -(-rank // BLOCK) * BLOCK)
+        return _NO_ROWS, None, gain, offset
+    a, b = torch.zeros(round_up(rank, RANKS), in_features), torch.empty(out_features, rank)
     if not _balance(change.a.contiguous().numpy(), change.b.contiguous().numpy(), a.numpy(), b.numpy()):
-        return BlockChange(None, None, None, lanes_of(torch.full((out_features,), torch.nan)))
-    return BlockChange(quantise_blocks(a), quantise_blocks(b), gain, offset)
+        return _NO_ROWS, None, None, lanes_of(torch.full((out_features,), torch.nan))
+    return a, pack_ranks(b), gain, offset
 
 
 @kernel
 def _balance(a: Array, b: Array, balanced_a: Array, balanced_b: Array) -> bool:
     """Multiply rows of A (R, in) and divide columns of B (out, R) by powers of two that make them equally large.
 
-    Columns of the balanced B beyond the ranks become zeros. Returns whether blocks can hold the result: not where an
+    Rows of the balanced A beyond the ranks are left alone. Returns whether blocks can hold the result: not where an
     element is too large, or no number.
     """
     (rank, in_features), out_features = a.shape, b.shape[0]
@@ -86,7 +105,6 @@ def _balance(a: Array, b: Array, balanced_a: Array, balanced_b: Array) -> bool:
             fits &= abs(value) <= _LARGEST
             balanced_a[r, k] = value
         factors[r] = 1 / factors[r]
-    balanced_b[:, rank:] = 0
     for n in range(out_features):
         for r in range(rank):
             value = b[n, r] * factors[r]

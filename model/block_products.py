@@ -27,6 +27,8 @@ LINE = 64
 """Bytes of a row's block, of a cache line, and of a line of weights."""
 TILE_ROWS = 16
 """Rows that AMX takes at once."""
+FEW_ROWS = 8
+"""Up to so many are faster without it."""
 _I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _I32X16, _F32X16, _F16X16 = (ir.VectorType(kind, 16) for kind in (_I32, _F32, ir.HalfType()))
 _DOT = ir.FunctionType(_I32X16, [_I32X16] * 3)
@@ -56,7 +58,7 @@ def block_bytes(bits: int) -> int:
     return LINE + bits * LINE
 
 
-class _Emitter:
+class Emitter:
     """Appends instructions at addresses."""
 
     def __init__(self, builder: Any) -> None:
@@ -118,7 +120,7 @@ class _Emitter:
             self.builder.store(self.builder.load(place), self.pointer(out, row * LINE, _F32X16), align=LINE)
 
 
-def _quads(emit: _Emitter, block: Any, bits: int) -> list[Any]:
+def _quads(emit: Emitter, block: Any, bits: int) -> list[Any]:
     """The codes of a block as 8 vectors: of 16 outputs, four inputs each."""
     lines = [emit.load(block, LINE + i * LINE, _I32X16, LINE) for i in range(bits)]
     if bits == 8:
@@ -133,7 +135,7 @@ def _vnni(bits: int, num_rows: int) -> Callable[..., None]:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, scales, sums, x_stride, s_stride, weight, num_blocks, out = arguments
-        emit = _Emitter(builder)
+        emit = Emitter(builder)
         places = emit.read(num_rows, out)
         with cgutils.for_range(builder, num_blocks) as loop:
             block = builder.add(weight, builder.mul(loop.index, emit.constant(block_bytes(bits))))
@@ -181,7 +183,7 @@ def _amx(bits: int) -> Callable[..., None]:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, scales, sums, x_stride, s_stride, weight, num_blocks, out, panel, scratch = arguments
-        emit = _Emitter(builder)
+        emit = Emitter(builder)
         places = emit.read(TILE_ROWS, out)
         line = emit.constant(LINE)
         tile_bytes = builder.mul(num_blocks, emit.constant(block_bytes(bits)))
@@ -227,7 +229,7 @@ def _amx(bits: int) -> Callable[..., None]:
     return product
 
 
-def _emit_wide_tile(emit: _Emitter, rows: Any, stride: Any, codes: Any, place: Any) -> None:
+def _emit_wide_tile(emit: Emitter, rows: Any, stride: Any, codes: Any, place: Any) -> None:
     """Store the sums of 16 rows: high parts with 16 · codes and low parts with codes at once."""
     builder, line = emit.builder, emit.constant(LINE)
     emit_tile_zero(builder, SUMS)
@@ -237,7 +239,7 @@ def _emit_wide_tile(emit: _Emitter, rows: Any, stride: Any, codes: Any, place: A
     emit_tile_store(builder, SUMS, place, line)
 
 
-def _emit_narrow_tiles(emit: _Emitter, rows: Any, stride: Any, codes: Any, place: Any) -> None:
+def _emit_narrow_tiles(emit: Emitter, rows: Any, stride: Any, codes: Any, place: Any) -> None:
     """Store the sums of 16 rows' high parts, and 1 KiB further on those of their low parts."""
     builder, line = emit.builder, emit.constant(LINE)
     emit_tile_load(builder, CODES, codes, line)
@@ -252,7 +254,7 @@ def _emit_narrow_tiles(emit: _Emitter, rows: Any, stride: Any, codes: Any, place
 def _unpack_4(typing: Any, weight: Any, num_blocks: Any, panel: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         weight, num_blocks, panel = arguments
-        emit = _Emitter(builder)
+        emit = Emitter(builder)
         high, four = emit.same(_HIGH_NIBBLES), emit.same(4)
         with cgutils.for_range(builder, num_blocks) as loop:
             block = builder.add(weight, builder.mul(loop.index, emit.constant(block_bytes(4))))
@@ -270,7 +272,7 @@ def _unpack_4(typing: Any, weight: Any, num_blocks: Any, panel: Any) -> Any:
 
 def _ask_for(typing: Any, address: Any, num_bytes: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        emit = _Emitter(builder)
+        emit = Emitter(builder)
         with cgutils.for_range(builder, builder.udiv(arguments[1], emit.constant(LINE))) as loop:
             emit.prefetch(builder.add(arguments[0], builder.mul(loop.index, emit.constant(LINE))))
         return context.get_dummy_value()

@@ -10,6 +10,7 @@ import numpy as np
 
 from model.addresses import array_at
 from model.block_products import (
+    FEW_ROWS,
     LINE,
     TILE_ROWS,
     block_bytes,
@@ -27,8 +28,6 @@ from model.jit import compiled, inlined
 from model.simd import WIDTH, splat, store
 
 _FLOATS = np.empty(0, np.float32)
-_FEW_ROWS = 8
-"""Up to so many are faster through VNNI."""
 _BYTES_OF_4, _BYTES_OF_8 = block_bytes(4), block_bytes(8)
 _PANEL_BYTES = 16 * LINE
 """Of a block of 4 bits, unpacked for AMX."""
@@ -89,14 +88,14 @@ def multiply_tile(
 def add_tile(rows: BlockRows, first: int, count: int, weight: int, bits: int, out: int, scratch: TileScratch) -> None:
     """Add the same to what is there already."""
     stride, scalar_stride = rows.num_blocks * LINE, rows.num_blocks * 4
-    by_sixteens = scratch.has_amx and count > _FEW_ROWS
+    by_sixteens = scratch.has_amx and count > FEW_ROWS
     if by_sixteens and bits == 4:
         unpack_4(weight, rows.num_blocks, scratch.panel)
     row = 0
     while row < count:
         x, scales = rows.codes + (first + row) * stride, rows.scales + (first + row) * scalar_stride
         sums, target, left = rows.sums + (first + row) * scalar_stride, out + row * LINE, count - row
-        if by_sixteens and left > _FEW_ROWS:
+        if by_sixteens and left > FEW_ROWS:
             row += TILE_ROWS
             if bits == 4:
                 rows_16_of_4(

@@ -37,7 +37,7 @@ from model.layer_memory import (
     quantise_row,
     wait_for_all,
 )
-from model.layer_products import ask_for_ranks, gate_phase, product_phase, rank_phase, rank_rows
+from model.layer_products import Ahead, gate_phase, product_phase, rank_phase, rank_rows, ranks_ahead, rows_per_item
 from model.layer_tables import (
     ATTENTION_NORM,
     ATTENTION_OUT_NORM,
@@ -62,8 +62,6 @@ from model.team import fetch_add, run_in_team
 from scheduler.batch import BLOCK_SIZE
 
 PHASES_PER_LAYER, LAST_PHASES = 10, 3
-_ROWS_PER_ITEM = 4
-"""Of phases that have a row or so to do for each token."""
 _HALVES = np.empty(0, np.uint16)
 
 
@@ -137,34 +135,35 @@ def _run_phases(
     )
     L = len(layers) - 1
     y_norm = int(np.int64(0))
+    nothing = Ahead(y_norm, y_norm)
     for i in range(L):
         p, layer, phase = products[i], layers[i], i * PHASES_PER_LAYER
-        ask_for_ranks(p, queries, three, normed.num_blocks)
         _norm_phase(
             buffers, normed, T, i > 0, y_norm, layer[ATTENTION_NORM], dims, p, queries, three, counters, phase, own
         )
-        product_phase(p, queries, three, normed, T, buffers, buffers.qkv, counters, phase + 1, own)
+        ahead = ranks_ahead(p, output, one, attended.num_blocks)
+        product_phase(p, queries, three, normed, T, buffers, buffers.qkv, ahead, counters, phase + 1, own)
         _rope_phase(layer, T, buffers, dims, step, cache, counters, phase + 2, own)
-        ask_for_ranks(p, output, one, attended.num_blocks)
         _attention_phase(layer, T, buffers, dims, step, tiles, cache, scratch, counters, phase + 3, own)
         _quantise_phase(attended, T, buffers, p, output, counters, phase + 4, own)
-        product_phase(p, output, one, attended, T, buffers, buffers.y, counters, phase + 5, own)
-        ask_for_ranks(p, gate, two, normed.num_blocks)
+        ahead = ranks_ahead(p, gate, two, normed.num_blocks)
+        product_phase(p, output, one, attended, T, buffers, buffers.y, ahead, counters, phase + 5, own)
         _norm_phase(
             buffers, normed, T, i >= 0, layer[ATTENTION_OUT_NORM], layer[MLP_NORM], dims, p, gate, two, counters,
             phase + 6, own,
         )  # fmt: skip
-        ask_for_ranks(p, down, one, buffers.gated.num_blocks)
-        gate_phase(p, normed, T, buffers, dims.is_gelu, counters, phase + 7, own)
+        ahead = ranks_ahead(p, down, one, buffers.gated.num_blocks)
+        gate_phase(p, normed, T, buffers, dims.is_gelu, ahead, counters, phase + 7, own)
         rank_phase(p, down, buffers.gated, T, buffers, counters, phase + 8, own)
-        product_phase(p, down, one, buffers.gated, T, buffers, buffers.y, counters, phase + 9, own)
+        ahead = ranks_ahead(products[i + 1], queries, three if i + 1 < L else one, normed.num_blocks)
+        product_phase(p, down, one, buffers.gated, T, buffers, buffers.y, ahead, counters, phase + 9, own)
         y_norm = layer[MLP_OUT_NORM]
     S, phase = len(step.logit_rows), L * PHASES_PER_LAYER
     if S:
         weight = layers[L, ATTENTION_NORM]
         _final_norm_phase(buffers, normed, T, step.logit_rows, y_norm, weight, dims, counters, phase, own)
         rank_phase(products[L], queries, normed, S, buffers, counters, phase + 1, own)
-        product_phase(products[L], queries, one, normed, S, buffers, buffers.logits, counters, phase + 2, own)
+        product_phase(products[L], queries, one, normed, S, buffers, buffers.logits, nothing, counters, phase + 2, own)
     if configuration_at:
         release_tiles()
     memory[0] = 0  # in use so far
@@ -179,10 +178,11 @@ def _norm_phase(
     D = dims.D
     norm, y_weight = floats_at(weight, D), floats_at(y_norm, D if y_norm else 0)
     residual, y, row = floats_at(buffers.residual, T * D), floats_at(buffers.y, T * D), floats_at(own.row, D)
-    num_items = (T + _ROWS_PER_ITEM - 1) // _ROWS_PER_ITEM
+    at_once = rows_per_item(T, own)
+    num_items = (T + at_once - 1) // at_once
     item = claim(counters, phase, num_items, own)
     while item >= 0:
-        start, end = item * _ROWS_PER_ITEM, min(T, (item + 1) * _ROWS_PER_ITEM)
+        start, end = item * at_once, min(T, (item + 1) * at_once)
         for t in range(start, end):
             if has_y:
                 add_to_residual(residual, y, y_weight, t * D, D, dims.eps)
@@ -236,10 +236,11 @@ def _rope_phase(
     shape = (step.num_blocks, BLOCK_SIZE, K, h)
     keys, values = array_at(layer[KEY_CACHE], shape, cache), array_at(layer[VALUE_CACHE], shape, cache)
     qkv, q = floats_at(buffers.qkv, T * (H + 2 * K) * h), floats_at(buffers.q, T * H * h)
-    num_items = (T + _ROWS_PER_ITEM - 1) // _ROWS_PER_ITEM
+    at_once = rows_per_item(T, own)
+    num_items = (T + at_once - 1) // at_once
     item = claim(counters, phase, num_items, own)
     while item >= 0:
-        for t in range(item * _ROWS_PER_ITEM, min(T, (item + 1) * _ROWS_PER_ITEM)):
+        for t in range(item * at_once, min(T, (item + 1) * at_once)):
             rope_store_row(qkv, cos, sin, t, q_norm, k_norm, dims.eps, keys, values, step.slots[t], q, H, K, h)
         finish(counters, phase, own)
         item = claim(counters, phase, num_items, own)
@@ -275,10 +276,11 @@ def _quantise_phase(
     counters: NDArray[np.int64], phase: int, own: Own,
 ) -> None:  # fmt: skip
     """Quantise what attention gave, and A x of the module that reads it."""
-    num_items = (T + _ROWS_PER_ITEM - 1) // _ROWS_PER_ITEM
+    at_once = rows_per_item(T, own)
+    num_items = (T + at_once - 1) // at_once
     item = claim(counters, phase, num_items, own)
     while item >= 0:
-        start, end = item * _ROWS_PER_ITEM, min(T, (item + 1) * _ROWS_PER_ITEM)
+        start, end = item * at_once, min(T, (item + 1) * at_once)
         for t in range(start, end):
             quantise_row(buffers.attended + t * rows.num_blocks * BLOCK * 4, rows, t)
         rank_rows(products, part, 1, rows, start, end - start, T, buffers, own)

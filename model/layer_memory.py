@@ -15,6 +15,7 @@ from model.addresses import array_at
 from model.block_rows import quantise_block
 from model.block_tiles import BlockRows, TileScratch, scratch_bytes, tile_scratch
 from model.jit import inlined
+from model.rank_products import RankRows
 from model.simd import Array
 from model.team import fetch_add, wait_until
 
@@ -59,7 +60,7 @@ class Buffers(NamedTuple):
     """(T, D) or (T, H · h): what the products before and after attention read."""
     gated: BlockRows
     """(T, F): what `down` reads."""
-    ranks: BlockRows
+    ranks: RankRows
     """Three times (T, ranks), one after the other: A x of up to three modules."""
     final: int
     """(S, D): what the head reads, before it is quantised."""
@@ -92,9 +93,9 @@ class Own(NamedTuple):
     out: int
     """Four tiles of `ROWS_AT_ONCE` rows."""
     more: int
-    """One such tile: ranks."""
+    """One such tile: ranks, or what they give."""
     row: int
-    """A row of D, or sixteen rows of ranks."""
+    """A row of D."""
     number: int
     """Of the thread."""
     num_threads: int
@@ -153,12 +154,7 @@ def quantise_row(source: int, rows: BlockRows, row: int) -> None:
 def own_bytes(buffers: Buffers, D: int) -> int:
     """Return the bytes that a thread needs, and a line more."""
     num_blocks = max(buffers.inner.num_blocks, buffers.gated.num_blocks)
-    return scratch_bytes(num_blocks) + 4 * (5 * ROWS_AT_ONCE * 16 + _row_size(buffers, D)) + LINE
-
-
-@inlined
-def _row_size(buffers: Buffers, D: int) -> int:
-    return max(D, 16 * BLOCK * buffers.ranks.num_blocks)
+    return scratch_bytes(num_blocks) + 4 * (5 * ROWS_AT_ONCE * 16 + D) + LINE
 
 
 @inlined

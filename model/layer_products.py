@@ -4,13 +4,15 @@ A thread takes some tiles of 16 outputs at a time, and all rows, or 128 of them,
 while the tile's sums are in the cache.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from model.addresses import array_at
 from model.block_products import ask_for
 from model.block_rows import quantise_block
-from model.block_tiles import BlockRows, TileScratch, add_tile, multiply_tile, tile_bytes
+from model.block_tiles import BlockRows, multiply_tile, tile_bytes
 from model.jit import compiled, inlined
 from model.layer_memory import (
     BLOCK,
@@ -22,7 +24,6 @@ from model.layer_memory import (
     claim,
     finish,
     floats_at,
-    quantise_row,
     wait_for_all,
 )
 from model.layer_tables import (
@@ -34,30 +35,55 @@ from model.layer_tables import (
     NUM_PRODUCT_FIELDS,
     OFFSET,
     OUTPUTS,
-    RANK_BLOCKS,
     UP,
     WEIGHT,
     A,
     B,
 )
 from model.matrices_cpu import round_up
+from model.rank_products import RANK_ROW_BYTES, RankRows, multiply_ranks, rank_tile_bytes, store_ranks
 from model.rows_cpu import activated
 from model.simd import WIDTH, Array, add, load, multiply, store, store_upto
 
 _TILES_AT_ONCE = 8
 """Tiles that a thread takes of a product at most."""
-_FEW_ROWS = 32
-"""Up to so many make items of four rows, lest there are fewer items than threads."""
+_ENOUGH_ROWS = 24
+"""Of each thread, for items of sixteen rows; fewer make items of four, lest a thread waits for others."""
 _SHARES = 4
 """Items that each thread should find at least."""
 
 
+class Ahead(NamedTuple):
+    """What the phase after this one will read, to be brought into the cache meanwhile."""
+
+    address: int
+    num_bytes: int
+
+
 @inlined
-def ask_for_ranks(products: NDArray[np.int64], first: int, count: int, num_blocks: int) -> None:
-    """Ask for what `rank_rows` will read, while this thread has something else to do."""
+def ranks_ahead(products: NDArray[np.int64], first: int, count: int, num_blocks: int) -> Ahead:
+    """The A of modules first … first + count - 1, which read rows of so many blocks."""
+    address, num_bytes = 0, 0
     for part in range(first, first + count):
         if products[part, A]:
-            ask_for(products[part, A], products[part, A_TILES] * tile_bytes(8, num_blocks))
+            if not address:
+                address = products[part, A]
+            num_bytes += products[part, A_TILES] * tile_bytes(8, num_blocks)
+    return Ahead(address, num_bytes)
+
+
+@inlined
+def _ask_for_share(ahead: Ahead, asked: int, share: int) -> int:
+    """Ask for the next share of what comes, of which so much has been asked for; return how much has been then."""
+    if asked < ahead.num_bytes:
+        ask_for(ahead.address + asked, min(share, ahead.num_bytes - asked))
+    return asked + share
+
+
+@inlined
+def _share(ahead: Ahead, num_tiles: int, own: Own) -> int:
+    """What a thread asks for with each tile, in whole lines, so that all has been asked for at the end."""
+    return round_up(ahead.num_bytes * own.num_threads // num_tiles + 1, LINE)
 
 
 @inlined
@@ -71,6 +97,12 @@ def rank_rows(
             _rank_rows(products[part], rows, start, num_rows, _ranks_of(buffers, products, part, first, T), own)
 
 
+@inlined
+def rows_per_item(T: int, own: Own) -> int:
+    """Return how many tokens make an item where each token is worked on by itself."""
+    return 16 if _ENOUGH_ROWS * own.num_threads <= T else 4
+
+
 @compiled
 def rank_phase(
     products: NDArray[np.int64], part: int, rows: BlockRows, T: int, buffers: Buffers,
@@ -79,7 +111,7 @@ def rank_phase(
     """A x of one module, whose rows were not made row by row."""
     if not products[part, A]:
         return
-    at_once = 4 if T <= _FEW_ROWS else 16
+    at_once = rows_per_item(T, own)
     num_items = (T + at_once - 1) // at_once
     item = claim(counters, phase, num_items, own)
     while item >= 0:
@@ -91,46 +123,35 @@ def rank_phase(
 
 @inlined
 def _rank_rows(
-    product: NDArray[np.int64], rows: BlockRows, start: int, num_rows: int, ranks: BlockRows, own: Own
+    product: NDArray[np.int64], rows: BlockRows, start: int, num_rows: int, ranks: RankRows, own: Own
 ) -> None:
-    """A x of up to sixteen rows, with zeros up to a whole block."""
-    size = ranks.num_blocks * BLOCK
-    more, padded = floats_at(own.more, 16 * WIDTH), floats_at(own.row, 16 * size)
-    padded[:] = 0
+    """A x of up to sixteen rows."""
+    more = floats_at(own.more, 16 * WIDTH)
     for tile in range(product[A_TILES]):
         weight = product[A] + tile * tile_bytes(8, rows.num_blocks)
         multiply_tile(rows, start, num_rows, weight, 8, own.more, own.tile)
         for row in range(num_rows):
-            store(padded, row * size + tile * WIDTH, load(more, row * WIDTH))
-    for row in range(num_rows):
-        quantise_row(own.row + row * size * 4, ranks, start + row)
+            store_ranks(ranks, start + row, tile, load(more, row * WIDTH))
 
 
 @inlined
-def _ranks_of(buffers: Buffers, products: NDArray[np.int64], part: int, first: int, T: int) -> BlockRows:
+def _ranks_of(buffers: Buffers, products: NDArray[np.int64], part: int, first: int, T: int) -> RankRows:
     """The rows of A x of a module that is number part - first of those that read the same."""
-    ranks = buffers.ranks
-    before = (part - first) * round_up(T, 16) * ranks.num_blocks
-    return BlockRows(
-        ranks.codes + before * LINE, ranks.scales + before * 4, ranks.sums + before * 4, products[part, RANK_BLOCKS]
-    )
+    before = (part - first) * round_up(T, 16) * buffers.ranks.num_tiles
+    return RankRows(buffers.ranks.address + before * RANK_ROW_BYTES, products[part, A_TILES])
 
 
 @compiled
 def _finished_tile(
-    product_at: int, tile: int, rows: BlockRows, ranks: BlockRows, first: int, count: int, out_at: int,
-    scratch: TileScratch,
+    product_at: int, tile: int, rows: BlockRows, ranks: RankRows, first: int, count: int, out_at: int, own: Own
 ) -> None:  # fmt: skip
     """Write what a module gives under the adapter list in one tile: count times 16 float32."""
     product, out = array_at(product_at, (NUM_PRODUCT_FIELDS,), INTEGERS), floats_at(out_at, count * WIDTH)
     weight = product[WEIGHT] + tile * tile_bytes(product[BITS], rows.num_blocks)
-    change = product[B] + tile * tile_bytes(8, ranks.num_blocks)
-    is_plain = product[B] != 0 and product[GAIN] == 0
-    if is_plain:  # the change begins the sums, and costs no pass of its own
-        multiply_tile(ranks, first, count, change, 8, out_at, scratch)
-        add_tile(rows, first, count, weight, product[BITS], out_at, scratch)
-    else:
-        multiply_tile(rows, first, count, weight, product[BITS], out_at, scratch)
+    if product[B]:  # first, for what AMX stores takes a while to be there
+        change = product[B] + tile * rank_tile_bytes(ranks.num_tiles)
+        multiply_ranks(ranks, first, count, change, own.more, own.tile.has_amx)
+    multiply_tile(rows, first, count, weight, product[BITS], out_at, own.tile)
     if product[BIAS]:
         _add_to_rows(out, count, product[BIAS] + tile * LINE)
     if product[GAIN]:
@@ -139,8 +160,10 @@ def _finished_tile(
             store(out, row * WIDTH, multiply(load(out, row * WIDTH), gain))
     if product[OFFSET]:
         _add_to_rows(out, count, product[OFFSET] + tile * LINE)
-    if product[B] and not is_plain:
-        add_tile(ranks, first, count, change, 8, out_at, scratch)
+    if product[B]:
+        more = floats_at(own.more, count * WIDTH)
+        for row in range(count):
+            store(out, row * WIDTH, add(load(out, row * WIDTH), load(more, row * WIDTH)))
 
 
 @inlined
@@ -158,7 +181,7 @@ def _address_of(products: NDArray[np.int64], part: int) -> int:
 @compiled
 def product_phase(
     products: NDArray[np.int64], first_part: int, num_parts: int, rows: BlockRows, T: int, buffers: Buffers,
-    out_at: int, counters: NDArray[np.int64], phase: int, own: Own,
+    out_at: int, ahead: Ahead, counters: NDArray[np.int64], phase: int, own: Own,
 ) -> None:  # fmt: skip
     """The products of modules that read the same rows, their outputs side by side: (T, sum of outputs) at `out_at`."""
     width, num_tiles = 0, 0
@@ -169,6 +192,7 @@ def product_phase(
     num_chunks = (num_tiles + at_once - 1) // at_once
     num_items = num_chunks * ((T + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE)
     out, sums = floats_at(out_at, T * width), floats_at(own.out, ROWS_AT_ONCE * WIDTH)
+    asked, share = 0, _share(ahead, num_tiles, own)
     item = claim(counters, phase, num_items, own)
     while item >= 0:
         first = item // num_chunks * ROWS_AT_ONCE
@@ -180,8 +204,9 @@ def product_phase(
                 tile -= (products[part, OUTPUTS] + WIDTH - 1) // WIDTH
                 column += products[part, OUTPUTS]
                 part += 1
+            asked = _ask_for_share(ahead, asked, share)
             ranks = _ranks_of(buffers, products, part, first_part, T)
-            _finished_tile(_address_of(products, part), tile, rows, ranks, first, count, own.out, own.tile)
+            _finished_tile(_address_of(products, part), tile, rows, ranks, first, count, own.out, own)
             left, start = products[part, OUTPUTS] - tile * WIDTH, first * width + column + tile * WIDTH
             for row in range(count):
                 store_upto(out, start + row * width, load(sums, row * WIDTH), left)
@@ -192,7 +217,7 @@ def product_phase(
 
 @compiled
 def gate_phase(
-    products: NDArray[np.int64], rows: BlockRows, T: int, buffers: Buffers, is_gelu: bool,
+    products: NDArray[np.int64], rows: BlockRows, T: int, buffers: Buffers, is_gelu: bool, ahead: Ahead,
     counters: NDArray[np.int64], phase: int, own: Own,
 ) -> None:  # fmt: skip
     """act(gate) · up, quantised: two tiles of each are one block of what `down` reads."""
@@ -202,16 +227,18 @@ def gate_phase(
     gate, up = _address_of(products, GATE), _address_of(products, UP)
     gate_ranks = _ranks_of(buffers, products, part, part, T)
     up_ranks = _ranks_of(buffers, products, part + 1, part, T)
+    asked, share = 0, _share(ahead, gated.num_blocks, own)
     item = claim(counters, phase, num_items, own)
     while item >= 0:
         first = item // gated.num_blocks * ROWS_AT_ONCE
         block, count = item % gated.num_blocks, min(ROWS_AT_ONCE, T - first)
+        asked = _ask_for_share(ahead, asked, share)
         for half in range(2):
             target = own.out + half * ROWS_AT_ONCE * LINE
-            _finished_tile(gate, 2 * block + half, rows, gate_ranks, first, count, target, own.tile)
+            _finished_tile(gate, 2 * block + half, rows, gate_ranks, first, count, target, own)
         for half in range(2):
             target = own.out + (2 + half) * ROWS_AT_ONCE * LINE
-            _finished_tile(up, 2 * block + half, rows, up_ranks, first, count, target, own.tile)
+            _finished_tile(up, 2 * block + half, rows, up_ranks, first, count, target, own)
         _gate_rows(gated, first, count, block, is_gelu, own)
         finish(counters, phase, own)
         item = claim(counters, phase, num_items, own)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from model.block_tiles import BlockRows
 from model.config import ModelConfig
 from model.layer_memory import BLOCK, LINE, Buffers
+from model.rank_products import RANK_ROW_BYTES, RankRows
 
 _SIXTEEN = 16
 _NUM_RANK_MODULES = 3
@@ -20,15 +21,15 @@ class LayerWorkspace:
 
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
-        self._num_rows, self._num_logit_rows, self._rank_blocks = _SIXTEEN, 1, 1
+        self._num_rows, self._num_logit_rows, self._rank_tiles = _SIXTEEN, 1, 1
         self._allocate()
 
-    def make_room(self, num_rows: int, num_logit_rows: int, rank_blocks: int) -> None:
-        """Be large enough for so many tokens, of which so many have logits, and so many blocks of ranks a module."""
-        if num_rows > self._num_rows or num_logit_rows > self._num_logit_rows or rank_blocks > self._rank_blocks:
+    def make_room(self, num_rows: int, num_logit_rows: int, rank_tiles: int) -> None:
+        """Be large enough for so many tokens, of which so many have logits, and so many sixteens of ranks a module."""
+        if num_rows > self._num_rows or num_logit_rows > self._num_logit_rows or rank_tiles > self._rank_tiles:
             self._num_rows = max(self._num_rows, -(-num_rows // _SIXTEEN) * _SIXTEEN)
             self._num_logit_rows = max(self._num_logit_rows, num_logit_rows)
-            self._rank_blocks = max(self._rank_blocks, rank_blocks)
+            self._rank_tiles = max(self._rank_tiles, rank_tiles)
             self._allocate()
 
     def _allocate(self) -> None:
@@ -50,7 +51,9 @@ class LayerWorkspace:
             attended=self._floats(T, H * h).ctypes.data,
             inner=self._rows(T, max(D, H * h) // BLOCK),
             gated=self._rows(T, F // BLOCK),
-            ranks=self._rows(_NUM_RANK_MODULES * T, self._rank_blocks),
+            ranks=RankRows(
+                self._memory(_NUM_RANK_MODULES * T * self._rank_tiles * RANK_ROW_BYTES).ctypes.data, self._rank_tiles
+            ),
             final=self.final.ctypes.data,
             logits=self.logits.ctypes.data,
         )

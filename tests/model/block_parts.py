@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.amx import has_amx_int8, tile_configuration
+from model.amx import has_amx, tile_configuration
 from model.block_products import TILE_SHAPES
 from model.block_rows import LIMIT
 from model.block_tiles import BlockRows
@@ -17,7 +17,7 @@ Integers = NDArray[np.int64]
 
 LANES = 16
 CONFIGURATION = tile_configuration(TILE_SHAPES)
-WITH_AMX = [False, True] if has_amx_int8() else [False]
+WITH_AMX = [False, True] if has_amx() else [False]
 """The ways in which this machine can multiply."""
 
 

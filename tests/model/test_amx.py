@@ -17,13 +17,13 @@ from model.amx import (
     emit_tile_multiply,
     emit_tile_store,
     emit_tile_zero,
-    has_amx_int8,
+    has_amx,
     release_tiles,
     tile_configuration,
 )
 from model.jit import compiled, compiles_for
 
-needs_amx = pytest.mark.skipif(not has_amx_int8(), reason="the CPU has no AMX, or the system does not lend it")
+needs_amx = pytest.mark.skipif(not has_amx(), reason="the CPU has no AMX, or the system does not lend it")
 SUMS, SIGNED, UNSIGNED = 3, 7, 0
 
 
@@ -44,7 +44,7 @@ def test_without_registers_it_is_all_zeros_but_for_the_palette() -> None:
 
 
 def test_nobody_gets_registers_that_the_cpu_or_the_system_lacks() -> None:
-    if has_amx_int8():
+    if has_amx():
         assert platform.system() == "Linux"
         assert compiles_for("amx-int8")
         assert compiles_for("amx-tile")

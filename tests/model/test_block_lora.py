@@ -11,13 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from model.adapter import Adapter
 from model.backend import choose_backend, reference_backend
 from model.block_decoder import BlockDecoder
 from model.block_lora import BlockLowRank, _balance
-from model.block_weight import BLOCK, BlockWeight
+from model.block_weight import BlockWeight, quantise_blocks
 from model.decoder import Decoder
 from model.gguf_names import load_blocks
 from model.jit import compiles_for
@@ -196,13 +197,37 @@ def random_sum(a_size: float, b_size: float, seed: int = 0, out: int = 40, rank:
 )
 def test_factors_of_any_size_keep_their_product(a_exponent: int, exponent: int, rank: int, seed: int) -> None:
     change = random_sum(10.0**a_exponent, 10.0 ** (exponent - a_exponent), seed, rank=rank)
-    [module] = BlockLowRank([change]).modules
-    assert module.a is not None
+    low_rank = BlockLowRank([change])
+    [module] = low_rank.modules
+    assert low_rank.a is not None
     assert module.b is not None
-    assert (module.a.out_features, module.b.in_features) == (rank, -(-rank // BLOCK) * BLOCK)
+    whole_rank = -(-rank // 16) * 16
+    assert (low_rank.a.out_features, len(module.tiles)) == (whole_rank, whole_rank // 16)
     wanted = change.b.double() @ change.a.double()
-    got = _values(module.b).double()[:, :rank] @ _values(module.a).double()
+    got = _unpacked(module.b)[:40].double() @ _values(low_rank.a).double()
     assert float((got - wanted).norm()) < 0.02 * float(wanted.norm())
+
+
+def _unpacked(b: Tensor) -> Tensor:
+    """B (out up to sixteens, R up to sixteens) of what the kernels read."""
+    return b.permute(0, 3, 1, 2, 4).reshape(b.shape[0] * 16, -1)
+
+
+def test_the_factors_of_modules_that_read_the_same_follow_each_other() -> None:
+    changes = [random_sum(1.0, 1.0, 1, rank=20), None, random_sum(1.0, 1.0, 2, rank=3)]
+    low_rank = BlockLowRank(changes)
+    assert [module.tiles for module in low_rank.modules] == [range(2), range(2, 2), range(2, 3)]
+    assert low_rank.a is not None
+    a_of_the_last = quantise_blocks(F.pad(_balanced_a(changes[2]), (0, 0, 0, 13)))
+    begin = low_rank.a_address(low_rank.modules[2]) - low_rank.a.address
+    assert low_rank.a.memory[begin:].tobytes() == a_of_the_last.memory.tobytes()
+
+
+def _balanced_a(change: DeltaSum | None) -> Tensor:
+    assert change is not None
+    a, b = torch.empty_like(change.a), torch.empty_like(change.b)
+    assert _balance(change.a.numpy(), change.b.numpy(), a.numpy(), b.numpy())
+    return a
 
 
 @settings(max_examples=60, deadline=None)
@@ -211,7 +236,7 @@ def test_balancing_is_exact_and_makes_ranks_equally_large(a_exponent: int, b_exp
     change = random_sum(10.0**a_exponent, 10.0**b_exponent, seed)
     change.a[1] = 0
     change.b[:, 2] = 0
-    a, b = torch.empty(3, 64), torch.full((40, BLOCK), 7.0)
+    a, b = torch.empty(3, 64), torch.empty(40, 3)
     fits = _balance(change.a.numpy(), change.b.numpy(), a.numpy(), b.numpy())
     assert fits == bool((a.abs().max() <= 30000) & (b.abs().max() <= 30000))
     first = a[0].abs().max() / b[:, 0].abs().max()
@@ -222,16 +247,16 @@ def test_balancing_is_exact_and_makes_ranks_equally_large(a_exponent: int, b_exp
     assert torch.equal(a[2], change.a[2])
     assert torch.equal(b[:, 1], change.b[:, 1])
     assert not a[1].any()
-    assert not b[:, 2:].any()
+    assert not b[:, 2].any()
 
 
 @pytest.mark.parametrize("size", [1e10, float("inf"), float("nan")])
 @pytest.mark.parametrize("is_in_a", [True, False])
 def test_factors_that_no_block_holds_give_nan(size: float, is_in_a: bool) -> None:
     sizes = (size, 1.0) if is_in_a else (1.0, size)
-    [module] = BlockLowRank([random_sum(*sizes)]).modules
-    assert module.a is None
-    assert module.b is None
+    low_rank = BlockLowRank([random_sum(*sizes)])
+    [module] = low_rank.modules
+    assert (low_rank.a, module.tiles, module.b) == (None, range(0), None)
     assert module.offset is not None
     assert np.isnan(module.offset[:40]).all()
 
@@ -239,21 +264,21 @@ def test_factors_that_no_block_holds_give_nan(size: float, is_in_a: bool) -> Non
 def test_a_single_nan_is_seen() -> None:
     change = random_sum(1.0, 1.0)
     change.a[1, 63] = torch.nan
-    [module] = BlockLowRank([change]).modules
-    assert module.a is None
-    assert module.offset is not None
+    low_rank = BlockLowRank([change])
+    assert low_rank.a is None
+    assert low_rank.modules[0].offset is not None
 
 
 def test_a_module_that_the_list_does_not_touch_has_no_change() -> None:
     first, second = BlockLowRank([random_sum(1.0, 1.0), None]).modules
-    assert first.a is not None
-    assert (second.a, second.b, second.gain, second.offset) == (None, None, None, None)
+    assert first.b is not None
+    assert (second.tiles, second.b, second.gain, second.offset) == (range(1, 1), None, None, None)
 
 
 def test_a_module_of_rank_zero_has_only_its_offset() -> None:
     change = DeltaSum(torch.zeros(0, 64), torch.zeros(24, 0), None, torch.ones(24))
     [module] = BlockLowRank([change]).modules
-    assert (module.a, module.b, module.gain) == (None, None, None)
+    assert (module.tiles, module.b, module.gain) == (range(0), None, None)
     assert module.offset is not None
     assert module.offset.tolist() == [1.0] * 24 + [0.0] * 8
 
@@ -261,6 +286,5 @@ def test_a_module_of_rank_zero_has_only_its_offset() -> None:
 def test_counts_its_bytes() -> None:
     first, second = random_sum(1.0, 1.0), random_sum(1.0, 1.0, out=24)
     low_rank = BlockLowRank([replace(first, gain=torch.ones(40)), replace(second, gain=torch.ones(24))])
-    block = 576
-    factors = [(2 * 1 * block, 1 * 3 * block), (2 * 1 * block, 1 * 2 * block)]  # A: two blocks of one tile; B: tiles
+    factors = [(2 * 576, 3 * 512), (2 * 576, 2 * 512)]  # A: two blocks of a tile; B: tiles of 16 ranks
     assert low_rank.num_bytes == sum(map(sum, factors)) + 4 * (48 + 32)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from model.block_tiles import BlockRows
 from model.config import ModelConfig
 from model.layer_workspace import LayerWorkspace
+from model.rank_products import RANK_ROW_BYTES
 
 D, F, H, K, h, V = 96, 160, 6, 2, 32, 265
 
@@ -57,9 +58,9 @@ def regions(workspace: LayerWorkspace, T: int, S: int) -> list[tuple[int, int]]:
         buffers.logits: S * V,
     }
     found = [(address, 4 * count) for address, count in floats.items()]
-    for rows, num_rows in ((buffers.inner, T), (buffers.gated, T), (buffers.ranks, 3 * T)):
-        found += block_regions(rows, num_rows)
-    return found
+    for rows in (buffers.inner, buffers.gated):
+        found += block_regions(rows, T)
+    return [*found, (buffers.ranks.address, 3 * T * buffers.ranks.num_tiles * RANK_ROW_BYTES)]
 
 
 def whole_sixteens(count: int) -> int:
@@ -75,12 +76,12 @@ def test_there_is_room_for_the_largest_step_so_far(steps: list[tuple[int, int, i
     workspace = LayerWorkspace(make_config())
     for i, step in enumerate(steps):
         workspace.make_room(*step)
-        T, S, rank_blocks = (max(values) for values in zip(*steps[: i + 1], strict=True))
+        T, S, rank_tiles = (max(values) for values in zip(*steps[: i + 1], strict=True))
         T = whole_sixteens(T)
         assert workspace.residual.shape == (T, D)
         assert workspace.final.shape == (S, D)
         assert workspace.logits.shape == (S, V)
-        assert workspace.buffers.ranks.num_blocks == rank_blocks
+        assert workspace.buffers.ranks.num_tiles == rank_tiles
         ordered = sorted(regions(workspace, T, S))
         held = [(memory.ctypes.data, memory.ctypes.data + memory.nbytes) for memory in workspace._kept]
         for start, size in ordered:
@@ -123,7 +124,7 @@ def test_one_size_that_grows_leaves_the_others_as_large_as_they_were(step: tuple
     workspace = LayerWorkspace(make_config())
     workspace.make_room(48, 5, 2)
     workspace.make_room(*step)
-    grown = (len(workspace.residual), len(workspace.logits), workspace.buffers.ranks.num_blocks)
+    grown = (len(workspace.residual), len(workspace.logits), workspace.buffers.ranks.num_tiles)
     assert grown == (max(48, whole_sixteens(step[0])), max(5, step[1]), max(2, step[2]))
 
 
