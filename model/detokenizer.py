@@ -6,6 +6,7 @@ the rule of the Unicode Standard, section 3.9, "U+FFFD Substitution of Maximal S
 """
 
 import codecs
+from collections.abc import Collection
 
 from model.tokenizer import Tokenizer
 
@@ -13,17 +14,19 @@ from model.tokenizer import Tokenizer
 class Detokenizer:
     """The text of one sequence of tokens, as it becomes certain.
 
-    Control tokens and tokens that end generation have no text here, unless `render_special`.
+    Control tokens and tokens that end generation have no text here, unless `render_special` or among `shown_ids`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, render_special: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, render_special: bool = False, shown_ids: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._render_special = render_special
+        self._shown_ids = shown_ids
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
         """Take the next token; return the text that is now certain, "" where a character is incomplete."""
-        if not self._render_special and self._tokenizer.is_control(token_id):
+        is_shown = self._render_special or token_id in self._shown_ids
+        if not is_shown and self._tokenizer.is_control(token_id):
             return ""
         return self._utf8.decode(self._tokenizer.piece(token_id))
 

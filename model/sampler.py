@@ -1,10 +1,11 @@
 """Choose one token per row from its logits. It must not know of batches, devices or adapters.
 
-The usual chain, in llama.cpp's order: logit bias, penalties, top-k, top-p, min-p, temperature, draw; others are in
-sampler_chain.py. A sample is a function of the row's logits, its history, its parameters, its seed and the position
-where the token will stand, and, for samplers that remember, of the state that the request's last sample has left; of
-nothing else: every row is computed alone, on the host, and the random number is a hash of (seed, position). So a token
-never depends on its neighbours, and a preempted request that is computed again goes on with the same tokens.
+The usual chain, in llama.cpp's order: logit bias, what a constraint forbids, penalties, top-k, top-p, min-p,
+temperature, draw; others are in sampler_chain.py. A sample is a function of the row's logits, its history, its
+parameters, its seed and the position where the token will stand, and, for samplers that remember, of the state that the
+request's last sample has left; of nothing else: every row is computed alone, on the host, and the random number is a
+hash of (seed, position). So a token never depends on its neighbours, and a preempted request that is computed again
+goes on with the same tokens.
 
 The draw is an inverse CDF. Candidates that a filter has left stand in order of likelihood; where no filter applies
 (top-k 0, top-p 1, min-p 0) the whole vocabulary stands in order of ids. Most rows are chosen for by kernels
@@ -23,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from model.constraint_vocabulary import ConstraintFailed
 from model.kernels_sampling import MAX_CANDIDATES, NO_TOKEN, UNDECIDED, choose, mass, most_likely
 from model.sampler_candidates import Candidates, Drawn
 from model.sampler_chain import draw_by_chain
@@ -41,6 +43,10 @@ _DEPTHS = (4.0, 8.0, 12.0, 16.0, math.inf)
 
 class _NoToken(Exception):
     """There is no token to choose for this row; says why."""
+
+
+class _End(_NoToken):
+    """There is none, because the text is complete."""
 
 
 def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sample | RowFault]:
@@ -80,7 +86,8 @@ def _is_adjusted(row: Row) -> bool:
     params = row.sampling
     if params is None:
         return False
-    return params.uses_chain or bool(params.logit_bias) or (bool(row.history) and params.uses_penalties)
+    is_biased = bool(params.logit_bias) or row.token_filter is not None
+    return params.uses_chain or is_biased or (bool(row.history) and params.uses_penalties)
 
 
 def _outcome(logits: Floats, row: Row, chosen: int | None) -> Sample | RowFault:
@@ -90,9 +97,12 @@ def _outcome(logits: Floats, row: Row, chosen: int | None) -> Sample | RowFault:
     try:
         drawn = _by_chain(logits, row) if params.uses_chain else None
         token_id = _usual_choice(logits, row, chosen) if drawn is None else drawn.token_id
-    except _NoToken as fault:
-        return RowFault(row.request_id, str(fault))
-    return _told(logits, row, token_id, drawn)
+        told = _told(logits, row, token_id, drawn)
+    except (_NoToken, ConstraintFailed) as fault:
+        return RowFault(row.request_id, str(fault), is_end=isinstance(fault, _End))
+    if row.token_filter is not None:
+        row.token_filter.accept(token_id)
+    return told
 
 
 def _told(logits: Floats, row: Row, token_id: int, drawn: Drawn | None) -> Sample:
@@ -114,7 +124,7 @@ def _by_chain(logits: Floats, row: Row) -> Drawn:
     biased = _biased(logits, row)
     largest = float(biased.max())
     if not math.isfinite(largest):
-        raise _NoToken(_fault_of(logits, largest))
+        raise _no_token(logits, row, largest)
     ids = np.flatnonzero(biased > -np.inf)
     return draw_by_chain(Candidates(ids, biased[ids].astype(np.float64), logits.size), row)
 
@@ -141,7 +151,7 @@ def _usual_choice(logits: Floats, row: Row, chosen: int | None) -> int:
 def _checked(chosen: int, adjusted: Floats, logits: Floats, row: Row) -> int:
     """Return the token that the kernel has chosen, or draw where it could not. Raises _NoToken."""
     if chosen == NO_TOKEN or (chosen == UNDECIDED and not math.isfinite(adjusted[adjusted.argmax()])):
-        raise _NoToken(_fault_of(logits, float(adjusted[adjusted.argmax()])))  # of a NaN, if there is one
+        raise _no_token(logits, row, float(adjusted[adjusted.argmax()]))  # of a NaN, if there is one
     if chosen == UNDECIDED:
         assert row.sampling is not None
         return _draw(adjusted, row.sampling, uniform(row.sampling.seed, row.end))
@@ -157,17 +167,36 @@ def _model_logprobs(logits: Floats, token_id: int, count: int) -> tuple[float, t
     return float(logits[token_id]) - log_mass, top
 
 
-def _fault_of(logits: Floats, largest: float) -> str:
+def _no_token(logits: Floats, row: Row, largest: float) -> _NoToken:
+    """Return why none can be chosen, where the largest of the adjusted logits is not finite."""
     if math.isnan(largest):
-        return "the logits hold NaN"
+        return _NoToken("the logits hold NaN")
     if largest > 0:
-        return "the largest logit is infinite"
+        return _NoToken("the largest logit is infinite")
     if np.isneginf(logits).all():
-        return "every logit is -inf"
-    return "logit_bias forbids every token"
+        return _NoToken("every logit is -inf")
+    if row.token_filter is None:
+        return _NoToken("logit_bias forbids every token")
+    if row.token_filter.can_end():
+        return _End("")
+    return _NoToken("logit_bias and the constraint forbid every token")
 
 
 def _biased(logits: Floats, row: Row) -> Floats:
+    """Return the logits with what the request adds to them, and without the tokens that may not come: what all
+    samplers begin with. Raises _NoToken and ConstraintFailed."""
+    biased = _with_bias(logits, row)
+    if row.token_filter is None:
+        return biased
+    allowed = np.frombuffer(row.token_filter.allowed(), np.uint8)[: logits.size]
+    if biased is logits:
+        biased = logits.copy()
+    biased[: allowed.size][allowed == 0] = -np.inf
+    biased[allowed.size :] = -np.inf
+    return biased
+
+
+def _with_bias(logits: Floats, row: Row) -> Floats:
     assert row.sampling is not None
     if not row.sampling.logit_bias:
         return logits

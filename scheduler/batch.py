@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Protocol
 
 from scheduler.cohort import CohortKey
 
@@ -84,6 +85,26 @@ class SamplerChain:
         return is_on and self.mirostat == 0 and Sampler.DRY in self.samplers
 
 
+class TokenFilter(Protocol):
+    """Which tokens one request may generate next, as far as it has come. The sampler alone advances it.
+
+    What it says is a function of the tokens it has accepted, so it stays with the request however often that is
+    computed again.
+    """
+
+    def allowed(self) -> bytes:
+        """Return one byte for each token of the vocabulary, 0 where it may not come next."""
+        ...
+
+    def can_end(self) -> bool:
+        """Return whether the text may end here."""
+        ...
+
+    def accept(self, token_id: int) -> None:
+        """Take the token that was chosen among those allowed."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How a request's tokens are chosen. Defaults are llama-server's.
@@ -115,6 +136,8 @@ class SamplingParams:
     """Log-probabilities are those after all samplers, not the model's."""
     chain: SamplerChain | None = None
     """None: as SamplerChain()."""
+    constraint: str = ""
+    """Names what the request's token filter allows: equal names, equal filters. Empty without one."""
 
     @property
     def uses_penalties(self) -> bool:
@@ -162,6 +185,8 @@ class Row:
     """The last `history_len` tokens up to and including this row's; empty where no sampler needs them."""
     sampler_state: tuple[float, ...] = ()
     """What the request's last sample left for its next; empty before the first."""
+    token_filter: TokenFilter | None = None
+    """Which tokens may be sampled; None: all."""
     is_decode: bool = False
     """Whether the row computes just the newest sampled token."""
 
@@ -212,6 +237,8 @@ class RowFault:
 
     request_id: int
     message: str
+    is_end: bool = False
+    """Nothing may follow, and the text may end here: the request ends as at an end token."""
 
 
 @dataclass(frozen=True, slots=True)

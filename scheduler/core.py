@@ -152,7 +152,7 @@ class Scheduler:
             sample = next(samples) if row.sampling is not None else None
             request = self._requests.get(row.request_id)
             if isinstance(sample, RowFault):
-                self.end(row.request_id, FinishReason.ERROR, now, sample.message)
+                self.end(row.request_id, FinishReason.EOS if sample.is_end else FinishReason.ERROR, now, sample.message)
             elif request is not None:
                 self._advance(request, row, sample, now)
 

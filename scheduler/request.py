@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from scheduler.batch import Row, SamplingParams
+from scheduler.batch import Row, SamplingParams, TokenFilter
 from scheduler.cohort import Activations, CohortKey, key_at, next_switch
 from scheduler.events import Finished, FinishReason
 from scheduler.prefix_cache import PrefixNode
@@ -57,6 +57,8 @@ class Request:
     """Whether there is an event for each part of its prompt that is computed."""
     activations: Activations = ()
     """Which adapters of `key` act from a position of the prompt on; fixed, whatever is generated."""
+    token_filter: TokenFilter | None = None
+    """Which tokens may be generated, for this request alone; None: all."""
 
     state: State = State.WAITING
     output: list[int] = field(default_factory=list)
@@ -150,6 +152,7 @@ class Request:
             sampling=self.sampling_now if samples else None,
             history=self.history() if samples else (),
             sampler_state=self.sampler_state,
+            token_filter=self.token_filter,
         )
 
     def decode_row(self) -> Row:
@@ -163,6 +166,7 @@ class Request:
             sampling=self.sampling_now,
             history=self.history(),
             sampler_state=self.sampler_state,
+            token_filter=self.token_filter,
             is_decode=True,
         )
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from model.chat_template import ChatTemplate
+from model.constraint import ConstraintCompiler
 from model.tokenizer import Tokenizer
 from scheduler.batch import SamplingParams
 from scheduler.loop import StepLoop
@@ -55,6 +56,7 @@ class Engine:
     metrics: Metrics
     departures: Departures
     responses: ResponseCache
+    constraints: ConstraintCompiler = field(default_factory=ConstraintCompiler)
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
     users: EngineUsers = field(default_factory=EngineUsers)
 

@@ -36,6 +36,45 @@ LogitBias: TypeAlias = list[tuple[int | str, float | Literal[False]]] | dict[str
 """By token id or text; false forbids. `server/generation.py` reads it."""
 
 
+JsonSchema: TypeAlias = dict[str, Any] | bool
+"""A JSON schema; `server/constraint_fields.py` reads what follows."""
+
+
+class SchemaWrapper(TypedDict, total=False):
+    """OpenAI's: a schema with a name."""
+
+    name: str
+    description: str
+    strict: bool | None
+    schema: Annotated[dict[str, Any], Field(title="JSON schema")]
+
+
+class ResponseFormat(TypedDict, total=False):
+    """The form of an answer: any text, a JSON object, or JSON by a schema, which llama-server also takes bare."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: SchemaWrapper
+    schema: dict[str, Any]
+
+
+class StructuredOutputs(TypedDict, total=False):
+    """vLLM's constraints; at most one is given."""
+
+    json: dict[str, Any] | str
+    json_object: bool
+    regex: str
+    grammar: str
+    choice: list[str]
+
+
+class GrammarTrigger(TypedDict):
+    """What ends the free text before a lazy grammar: 0 a token, 1 a word."""
+
+    type: Literal[0, 1, "token", "word"]
+    value: NotRequired[str]
+    token: NotRequired[int]
+
+
 class TextPart(TypedDict):
     """A part of a message's content."""
 

@@ -7,15 +7,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from model.constraint import ConstraintText
 from model.tokenizer import Tokenizer
 from scheduler.batch import SamplerChain, SamplingParams
 from scheduler.request import Request
 from server.adapter_registry import ServedList
+from server.constraint_fields import WantedConstraint, compile_constraint, read_constraint, read_preserved
 from server.engine import Engine
 from server.errors import BodyInvalid, FieldInvalid
 from server.fields import json_type
 from server.sampler_fields import read_chain
 from server.schemas import MAX_PENALTY, GenerationBody
+from server.text_rules import TextRules
 
 Prompt: TypeAlias = tuple[int | str, ...]
 """Token ids and texts in order."""
@@ -24,6 +27,8 @@ RANDOM_SEED = 2**32 - 1
 """llama-server's -1 as an unsigned number: choose one."""
 _LONG_TEXT = 8192
 """Characters from which a text is tokenised off the event loop, where it would delay everybody's tokens."""
+
+_PLAIN = TextRules()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,9 @@ class Choice:
     request: Request
     served: ServedList
     """The same for all choices of a body."""
+    rules: TextRules = _PLAIN
+    """How its text is made of its tokens."""
+    constraint: ConstraintText | None = None
 
 
 def read_prompts(value: object) -> list[Prompt]:
@@ -111,12 +119,18 @@ def checked_token_id(tokenizer: Tokenizer, token_id: int, field: str) -> int:
 
 
 async def make_choices(
-    engine: Engine, body: GenerationBody, served: ServedList, prompts: Sequence[Prompt], field: str = "prompt"
+    engine: Engine,
+    body: GenerationBody,
+    served: ServedList,
+    prompts: Sequence[Prompt],
+    field: str = "prompt",
+    own_constraint: WantedConstraint | None = None,
 ) -> list[Choice]:
     """Return one request for each of the `n` choices of each prompt, in the order of the answer, attached to `served`.
 
     Where the activated adapters of the list act is a matter of the tokens. `field` is where the prompts come from, for
-    messages. Raises FieldInvalid, and AdapterUnloaded where the list was taken away meanwhile.
+    messages; `own_constraint` stands in for what the body asks for. Raises FieldInvalid, and AdapterUnloaded where the
+    list was taken away meanwhile.
     """
     num_slots = engine.loop.scheduler.limits.num_slots
     num_choices = _num_choices(body, num_slots)
@@ -125,6 +139,11 @@ async def make_choices(
     max_new_tokens = _max_new_tokens(engine, body)
     eog_ids = _eog_ids(tokenizer, body)
     _check_min_tokens(body.min_tokens, max_new_tokens, eog_ids, sampling, tokenizer)
+    wanted = own_constraint or read_constraint(body, tokenizer)
+    constraint = None if wanted is None else await compile_constraint(engine.constraints, tokenizer, wanted)
+    if constraint is not None:
+        sampling = replace(sampling, constraint=constraint.digest)
+    rules = replace(body.text_rules, shown_ids=read_preserved(body.preserved_tokens, tokenizer))
     encoded = [await encode_prompt(tokenizer, prompt, field) for prompt in prompts]
     in_effect = [served.activate(prompt) for prompt in encoded]
     choices = [
@@ -143,8 +162,11 @@ async def make_choices(
                 reuse_prefix=body.cache_prompt,
                 reports_progress=body.stream and body.return_progress,
                 activations=activations,
+                token_filter=None if constraint is None else constraint.begin(eog_ids),
             ),
             served=served,
+            rules=rules,
+            constraint=None if wanted is None else wanted.text,
         )
         for prompt_index, (prompt, (key, activations)) in enumerate(zip(encoded, in_effect, strict=True))
         for choice_index in range(num_choices)

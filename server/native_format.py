@@ -195,6 +195,7 @@ def _token(tokenizer: Tokenizer, token_id: int, logprob: float, is_post_sampling
 def generation_settings(body: GenerationBody, transcript: Transcript) -> Json:
     """Return what the answer was generated with: resolved seed and defaults, and the effective adapter list."""
     request = transcript.request
+    constraint = transcript.choice.constraint
     return {
         **sampling_settings(request.sampling),
         "stop": list(body.stop),
@@ -207,6 +208,10 @@ def generation_settings(body: GenerationBody, transcript: Transcript) -> Json:
             for token_id, bias in request.sampling.logit_bias
         ],
         "n_probs": request.sampling.num_logprobs or 0,
+        "grammar": "" if constraint is None else constraint.as_grammar,
+        "grammar_lazy": constraint is not None and constraint.triggers is not None,
+        "grammar_triggers": body.grammar_triggers if body.grammar_lazy else [],
+        "preserved_tokens": sorted(transcript.choice.rules.shown_ids),
         "min_keep": request.sampling.min_keep,
         "samplers": list((request.sampling.chain or SamplerChain()).samplers),
         "timings_per_token": body.timings_per_token,

@@ -14,6 +14,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
 from server import unsupported
+from server.constraint_fields import ConstraintFields
 from server.errors import BodyInvalid, FieldInvalid
 from server.field_shapes import AdapterList, ChatMessage, LogitBias, Prompt, documented
 from server.fields import IS_OBJECT, Flag, JsonArray, JsonObject, Text, Texts, real, whole
@@ -51,7 +52,7 @@ class ListFields(BaseModel):
     """Read by the adapter catalog, the one place that knows the rules."""
 
 
-class GenerationBody(ListFields, SamplerFields, ABC):
+class GenerationBody(ListFields, SamplerFields, ConstraintFields, ABC):
     """What the generating routes have in common. None: the server's default."""
 
     n_predict: Annotated[int, whole(-1)] | None = Field(
@@ -137,6 +138,7 @@ class ChatFields(ListFields):
 class ChatBody(ChatFields, GenerationBody):
     """The body of /v1/chat/completions."""
 
+    grammar_goes_before_schema: ClassVar[bool] = False
     neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {"echo": (False,)}
 
     logprobs: Flag = False

@@ -113,7 +113,7 @@ class Answer:
         """Begin every choice and append it to `transcripts`. Raises a refusal at the first that is not accepted."""
         for choice in self.choices:
             stream = self._replay(choice) or self._submit(choice, len(self.choices) - len(transcripts))
-            transcripts.append(Transcript(choice, stream, self.body.text_rules))
+            transcripts.append(Transcript(choice, stream, choice.rules))
 
     def _submit(self, choice: Choice, num_missing: int) -> TokenStream:
         """Submit a choice; `num_missing` are still to be submitted with it."""
@@ -161,7 +161,7 @@ class Answer:
         is_seeded = seed % 2**32 != RANDOM_SEED
         if not is_deterministic(choice.request, is_seeded=is_seeded, has_time_limit=self.body.t_max_predict_ms > 0):
             return None
-        return answer_key(choice.request, self.body.text_rules, choice.served.tokenizer)
+        return answer_key(choice.request, choice.rules, choice.served.tokenizer)
 
     def _time_out(self, transcripts: Sequence[Transcript]) -> None:
         """End all choices with what they have, or with an error where none has anything."""

@@ -14,6 +14,8 @@ class TextRules:
     """Whether the stop string, or the token that ended the answer, is shown as well."""
     shows_special: bool = False
     """Whether control tokens are shown."""
+    shown_ids: frozenset[int] = frozenset()
+    """Those that are shown in any case."""
     min_indent: int = 0
     """Blanks that each line but the first must begin with; the answer ends before one that does not. 0: no rule."""
     max_generation_ms: int = 0

@@ -58,7 +58,9 @@ class Transcript:
         self.slot_id = -1
         """The slot that computed the newest token."""
         self._rules = rules
-        self._detokenizer = Detokenizer(choice.served.tokenizer, render_special=rules.shows_special)
+        self._detokenizer = Detokenizer(
+            choice.served.tokenizer, render_special=rules.shows_special, shown_ids=rules.shown_ids
+        )
         self._stop = StopStrings(rules.stop)
         self._indent = LineIndent(rules.min_indent)
         self._held: list[Sample] = []

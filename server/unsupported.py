@@ -15,10 +15,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "backend_sampling": (False,),
     "length_penalty": (1,),
     "use_beam_search": (False,),
-    # Constrained output and tools.
-    "grammar": ("",),
-    "json_schema": (),
-    "response_format": ({"type": "text"},),
+    # Tools.
     "tools": ([],),
     "functions": ([],),
     "tool_choice": ("none", "auto"),
@@ -55,8 +52,8 @@ NEUTRAL_FOR_ONE_TEXT: dict[str, tuple[object, ...]] = {
 
 _SILENT = frozenset(
     {
-        *("chat_format", "function_call", "grammar_lazy", "grammar_triggers", "parallel_tool_calls"),
-        *("metadata", "preserved_tokens", "priority", "request_id", "service_tier", "store", "user"),
+        *("chat_format", "function_call", "parallel_tool_calls"),
+        *("metadata", "priority", "request_id", "service_tier", "store", "user"),
     }
 )
 """Fields that change nothing here whatever they hold, and are no reason for a line in the log."""

@@ -15,6 +15,7 @@ from model.vocabulary import Vocabulary, byte_level_piece
 from scheduler.batch import BLOCK_SIZE, Batch, Row, RowFault, Sample, StepOutput, TokenLogprob
 from scheduler.cohort import AdapterId, CohortKey, cohort_key
 from scheduler.core import SchedulerLimits
+from scheduler.loop import Executor
 from server.adapter_arguments import AdapterArgument
 from server.adapter_catalog import AdapterEntry
 from server.adapter_registry import ServedList
@@ -228,7 +229,7 @@ def fake_limits(max_waiting: int = 8) -> SchedulerLimits:
 
 
 def fake_engine(
-    executor: FakeExecutor,
+    executor: Executor,
     settings: Settings | None = None,
     limits: SchedulerLimits | None = None,
     loader: FakeLoader | None = None,

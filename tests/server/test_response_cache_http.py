@@ -156,6 +156,16 @@ CHANGES: dict[str, object] = {
     "mirostat_eta": 0.5,
     "adaptive_target": 0.5,
     "adaptive_decay": 0.5,
+    "grammar": "root ::= [a-z]*",
+    "json_schema": {"type": "integer"},
+    "response_format": {"type": "json_object"},
+    "guided_json": {"type": "boolean"},
+    "guided_regex": "[a-z]+",
+    "guided_grammar": "root ::= [a-z]{2,9}",
+    "guided_choice": ["abcdef"],
+    "structured_outputs": {"choice": ["abcdefg"]},
+    "regex": "[b-y]*",
+    "ebnf": "root ::= [a-z]{3,9}",
 }
 """Another value for each field of a body that changes what the answer says."""
 NO_CHANGES: dict[str, object] = {
@@ -181,8 +191,8 @@ ELSEWHERE = {
     "add_generation_prompt",
     "reasoning_effort",
 }
-ELSEWHERE |= {"continue_final_message", "chat_template_kwargs"}
-"""Tested below, or part of the prompt."""
+ELSEWHERE |= {"continue_final_message", "chat_template_kwargs", "grammar_lazy", "grammar_triggers", "preserved_tokens"}
+"""Tested below, or part of the prompt, or of a grammar."""
 BODY = {"prompt": "fields", "n_predict": 4, "temperature": 0.75, "seed": 42}
 
 

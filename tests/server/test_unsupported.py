@@ -10,9 +10,6 @@ from tests.server.fakes import BODIES
 REFUSED: list[tuple[str, object]] = [
     ("backend_sampling", True),
     ("backend_sampling", 0),
-    ("grammar", "root ::= x"),
-    ("json_schema", {}),
-    ("response_format", {"type": "json_object"}),
     ("tools", [{"type": "function"}]),
     ("tool_choice", "required"),
     ("suffix", "x"),
@@ -38,10 +35,10 @@ def test_every_route_refuses(client: httpx.Client, path: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {"grammar": "", "response_format": {"type": "text"}, "tools": [], "tool_choice": "auto", "suffix": ""},
+        {"tools": [], "tool_choice": "auto", "suffix": ""},
         {"n_keep": 0, "reasoning_format": "auto"},
         {"backend_sampling": False},
-        {"backend_sampling": None, "tools": None, "json_schema": None},
+        {"backend_sampling": None, "tools": None},
         {"unheard_of": 5},
     ],
 )

@@ -1,0 +1,89 @@
+"""Which tokens one request may generate next, as far as it has come.
+
+The mask of the next token is computed as soon as the last one is known, on a thread of its own, while the scheduler
+plans and the model runs. It is a function of the tokens alone, so a request that was preempted, paused or computed
+again goes on where it was.
+"""
+
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+
+from llguidance import LLMatcher
+
+from model.constraint_triggers import TriggerSearch
+from model.constraint_vocabulary import ConstraintFailed, TokenVocabulary
+
+Allowed = tuple[bytes, bool]
+"""One byte for each token of the vocabulary, 0 where it is forbidden; and whether the text may end."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledConstraint:
+    """A constraint at its beginning, for one vocabulary. Raises ConstraintFailed where it allows nothing."""
+
+    matcher: LLMatcher
+    """Nobody advances it."""
+    vocabulary: TokenVocabulary
+    preserved: frozenset[int]
+    search: TriggerSearch | None
+    """Of what ends free text; None where the constraint holds from the first token on."""
+    first: Allowed = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "first", self.allowed(self.matcher.deep_copy()))
+        if self.search is not None:
+            object.__setattr__(self, "first", (self.search.allowed(b""), True))
+
+    def allowed(self, matcher: LLMatcher) -> Allowed:
+        """Return what may come after what `matcher` was fed. Raises ConstraintFailed, also where that is nothing."""
+        mask, can_end = self.vocabulary.allowed(matcher, self.preserved)
+        if not can_end and not any(mask):
+            raise ConstraintFailed("the constraint allows no token of the vocabulary")
+        return mask, can_end
+
+
+class ConstraintFilter:
+    """The state of one request. One thread at a time calls it."""
+
+    def __init__(self, compiled: CompiledConstraint, executor: Executor, end_ids: frozenset[int]) -> None:
+        self._compiled = compiled
+        self._executor = executor
+        self._end_ids = end_ids.union(compiled.vocabulary.eog_ids)
+        self._own_end_ids = end_ids.difference(compiled.vocabulary.eog_ids)
+        self._matcher = compiled.matcher.deep_copy() if compiled.search is None else None
+        """None in free text."""
+        self._tail = b""
+        self._next: Future[Allowed] | None = None
+
+    def allowed(self) -> bytes:
+        """Return one byte for each token of the vocabulary, 0 where it may not come next. Raises ConstraintFailed."""
+        mask, can_end = self._result()
+        if not can_end or not self._own_end_ids:
+            return mask
+        ended = bytearray(mask)
+        for token_id in self._own_end_ids:
+            ended[token_id] = 1
+        return bytes(ended)
+
+    def can_end(self) -> bool:
+        """Return whether the text may end here. Raises ConstraintFailed."""
+        return self._result()[1]
+
+    def accept(self, token_id: int) -> None:
+        """Take the token that was chosen among those allowed."""
+        if token_id not in self._end_ids:  # nothing follows those
+            self._next = self._executor.submit(self._advance, token_id)
+
+    def _result(self) -> Allowed:
+        return self._compiled.first if self._next is None else self._next.result()
+
+    def _advance(self, token_id: int) -> Allowed:
+        compiled = self._compiled
+        if self._matcher is not None:
+            compiled.vocabulary.feed(self._matcher, token_id, compiled.preserved)
+            return compiled.allowed(self._matcher)
+        assert compiled.search is not None
+        self._tail, self._matcher = compiled.search.advance(self._tail, token_id)
+        if self._matcher is not None:
+            return compiled.allowed(self._matcher)
+        return compiled.search.allowed(self._tail), True

@@ -1,0 +1,34 @@
+"""A stand-in for the model whose tokens the real sampler chooses, from logits that are a function of the row alone."""
+
+import hashlib
+
+import numpy as np
+import torch
+
+from model.sampler import sample
+from scheduler.batch import Batch, Row, StepOutput
+from tests.server.fakes import VOCAB_SIZE
+
+
+class SamplingExecutor:
+    """Computes random logits. They favour letters and digits, and ends now and then."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self._contexts: dict[int, tuple[int, ...]] = {}
+
+    def execute(self, batch: Batch) -> StepOutput:
+        """Return what the sampler chooses."""
+        self.batches.append(batch)
+        for row in batch.rows:
+            before = self._contexts.get(row.request_id, ())[: row.start]
+            self._contexts[row.request_id] = before + row.token_ids
+        rows = [row for row in batch.rows if row.sampling is not None]
+        if not rows:
+            return StepOutput(())
+        return StepOutput(tuple(sample(torch.stack([self._logits(row) for row in rows]), rows)))
+
+    def _logits(self, row: Row) -> torch.Tensor:
+        context = self._contexts[row.request_id]
+        seed = hashlib.sha256(repr(context).encode()).digest()
+        return torch.from_numpy(np.random.default_rng(list(seed)).normal(0, 4, VOCAB_SIZE).astype(np.float32))
