@@ -192,7 +192,7 @@ def _set_changes(rows: NDArray[np.int64], changes: BlockLowRank, kept: list[obje
     most = 0
     for row, change in zip(rows, changes.modules, strict=False):
         if change.b is not None:
-            row[at.A], row[at.A_TILES], row[at.B] = changes.a_address(change), len(change.tiles), change.b.data_ptr()
+            row[at.A], row[at.A_TILES], row[at.B] = changes.a_address(change), len(change.tiles), change.b.ctypes.data
             most = max(most, len(change.tiles))
         for field, values in ((at.GAIN, change.gain), (at.OFFSET, change.offset)):
             if values is not None:

@@ -34,7 +34,7 @@ class BlockChange:
 
     tiles: range
     """Those of the product's A that are the module's."""
-    b: Tensor | None
+    b: NDArray[np.uint16] | None
     """B (out, R) as model/rank_products.py packs it."""
     gain: NDArray[np.float32] | None  # (out up to a multiple of 16,)
     offset: NDArray[np.float32] | None
@@ -68,7 +68,7 @@ _Lanes: TypeAlias = NDArray[np.float32] | None
 _NO_ROWS = torch.empty(0, 0)
 
 
-def _parts(change: DeltaSum | None) -> tuple[Tensor, Tensor | None, _Lanes, _Lanes]:
+def _parts(change: DeltaSum | None) -> tuple[Tensor, NDArray[np.uint16] | None, _Lanes, _Lanes]:
     """Return A (R up to a multiple of 16, in), B, gain and offset of a module."""
     if change is None:
         return _NO_ROWS, None, None, None
@@ -76,8 +76,8 @@ def _parts(change: DeltaSum | None) -> tuple[Tensor, Tensor | None, _Lanes, _Lan
     (rank, in_features), out_features = change.a.shape, change.b.shape[0]
     if rank == 0:
         return _NO_ROWS, None, gain, offset
-    a, b = torch.zeros(round_up(rank, RANKS), in_features), torch.empty(out_features, rank)
-    if not _balance(change.a.contiguous().numpy(), change.b.contiguous().numpy(), a.numpy(), b.numpy()):
+    a, b = torch.zeros(round_up(rank, RANKS), in_features), np.empty((out_features, rank), np.float32)
+    if not _balance(change.a.contiguous().numpy(), change.b.contiguous().numpy(), a.numpy(), b):
         return _NO_ROWS, None, None, lanes_of(torch.full((out_features,), torch.nan))
     return a, pack_ranks(b), gain, offset
 

@@ -20,14 +20,13 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
-from torch import Tensor
+from numpy.typing import NDArray
 
 from model.addresses import array_at
 from model.amx import emit_pair_multiply, emit_tile_load, emit_tile_store, emit_tile_zero
 from model.block_products import CODES, FEW_ROWS, HIGHS, LINE, SUMS, TILE_ROWS, Emitter, ask_for
-from model.jit import compiled, inlined
-from model.matrices_cpu import round_up
-from model.simd import WIDTH, F32x16, load, maximum, splat, store, subtract, where_less
+from model.jit import compiled, inlined, kernel
+from model.simd import WIDTH, Array, F32x16, load, maximum, splat, store, subtract, where_less
 
 RANKS = 16
 """Ranks that are multiplied at once; what there is less is zeros."""
@@ -37,7 +36,7 @@ RANK_ROW_BYTES = 2 * LINE
 """Bytes of 16 ranks of a row."""
 _AHEAD = 8
 """Tiles that B is asked for ahead of its use."""
-_LEAST_RANK, _LEAST_B = np.float32(2.0**-70), 2.0**-40
+_LEAST_RANK, _LEAST_B = np.float32(2.0**-70), np.float32(2.0**-40)
 """What is smaller is zero: products of others, and their sums, are multiples of 2^-124."""
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _F32X16, _I32X16 = ir.VectorType(_F32, 16), ir.VectorType(_I32, 16)
@@ -53,13 +52,27 @@ class RankRows(NamedTuple):
     """Of 16 ranks each, of a row."""
 
 
-def pack_ranks(b: Tensor) -> Tensor:
-    """Return B (out, R) of any float type as the kernels read it, bfloat16, filled up with zeros."""
+def pack_ranks(b: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Return B (out, R) as the kernels read it, bfloat16 (tiles, sixteens of ranks, 8, 16, 2), filled up with zeros."""
     out, rank = b.shape
-    whole = torch.zeros(round_up(out, WIDTH), round_up(rank, RANKS), dtype=torch.bfloat16)
-    whole[:out, :rank] = torch.where(b.abs() < _LEAST_B, 0, b)
-    tiles = whole.view(-1, WIDTH, whole.shape[1] // RANKS, RANKS // 2, 2)  # tile, output, sixteen, line, j
-    return tiles.permute(0, 2, 3, 1, 4).contiguous()
+    shape = -(-out // WIDTH), -(-rank // RANKS), RANKS // 2, WIDTH, 2
+    wide = np.zeros(shape, np.float32)
+    packed: NDArray[np.uint16] = torch.empty(shape, dtype=torch.uint16).numpy()  # torch's memory begins on a cache line
+    _pack(b, wide.reshape(-1), packed.reshape(-1))
+    return packed
+
+
+@kernel
+def _pack(b: Array, wide: Array, packed: Array) -> None:
+    out, rank = b.shape
+    num_tiles = (rank + RANKS - 1) // RANKS
+    for n in range(out):
+        for r in range(rank):
+            line = (n // WIDTH * num_tiles + r // RANKS) * (RANKS // 2) + r % RANKS // 2
+            value = b[n, r]
+            wide[(line * WIDTH + n % WIDTH) * 2 + r % 2] = np.float32(0) if abs(value) < _LEAST_B else value
+    for i in range(0, wide.size, WIDTH):
+        store(packed, i, load(wide, i))
 
 
 @inlined

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
@@ -208,9 +209,9 @@ def test_factors_of_any_size_keep_their_product(a_exponent: int, exponent: int, 
     assert float((got - wanted).norm()) < 0.02 * float(wanted.norm())
 
 
-def _unpacked(b: Tensor) -> Tensor:
+def _unpacked(b: NDArray[np.uint16]) -> Tensor:
     """B (out up to sixteens, R up to sixteens) of what the kernels read."""
-    return b.permute(0, 3, 1, 2, 4).reshape(b.shape[0] * 16, -1)
+    return torch.from_numpy(b).view(torch.bfloat16).permute(0, 3, 1, 2, 4).reshape(b.shape[0] * 16, -1)
 
 
 def test_the_factors_of_modules_that_read_the_same_follow_each_other() -> None:

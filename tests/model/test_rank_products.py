@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from numpy.typing import NDArray
 
 from model.amx import configure_tiles, release_tiles
 from model.jit import compiled, compiles_for
@@ -22,6 +22,7 @@ from tests.model.block_parts import CONFIGURATION, LANES, WITH_AMX, Floats, alig
 
 pytestmark = pytest.mark.skipif(not compiles_for("avx512f"), reason="the CPU has no AVX-512")
 
+Packed = NDArray[np.uint16]
 SEEDS = st.integers(0, 2**32 - 1)
 MAX_COUNT = 40
 GUARD = np.float32(-12345)
@@ -57,13 +58,13 @@ def stored(x: Floats) -> Floats:
     return memory
 
 
-def multiply(memory: Floats, first: int, count: int, b: Tensor, tile: int, has_amx: bool) -> Floats:
+def multiply(memory: Floats, first: int, count: int, b: Packed, tile: int, has_amx: bool) -> Floats:
     """What a tile of packed B gives for some rows, (count, 16). Also asserts that nothing else is written."""
     num_tiles = b.shape[1]
     num_rows = -(-count // 16) * 16
     out = aligned((num_rows + 32, LANES), np.float32)
     out[:] = GUARD
-    weight = b.data_ptr() + tile * _tile_bytes(num_tiles)
+    weight = b.ctypes.data + tile * _tile_bytes(num_tiles)
     configuration = CONFIGURATION.ctypes.data if has_amx else 0
     _multiply(memory.ctypes.data, num_tiles, first, count, weight, out[16:].ctypes.data, configuration)
     assert (out[:16] == GUARD).all()
@@ -71,7 +72,7 @@ def multiply(memory: Floats, first: int, count: int, b: Tensor, tile: int, has_a
     return out[16 : 16 + count].copy()
 
 
-def one_by_one(memory: Floats, count: int, b: Tensor, tile: int) -> Floats:
+def one_by_one(memory: Floats, count: int, b: Packed, tile: int) -> Floats:
     """Each row alone, without AMX."""
     return np.concatenate([multiply(memory, row, 1, b, tile, False) for row in range(count)])
 
@@ -96,7 +97,7 @@ def test_any_number_of_rows_is_the_product_in_float64_and_each_has_the_bits_that
     x = np.zeros((MAX_COUNT + 16, num_ranks), np.float32)
     x[:, :rank] = random_values((len(x), rank), -6, random)
     plain = torch.from_numpy(random_values((24, rank), -6, random))
-    memory, b = stored(x), pack_ranks(plain)
+    memory, b = stored(x), pack_ranks(plain.numpy())
     for tile in range(2):
         alone = one_by_one(memory, len(x), b, tile)
         for count in (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 33, MAX_COUNT):
@@ -116,7 +117,7 @@ def test_any_number_of_rows_is_the_product_in_float64_and_each_has_the_bits_that
 @given(least=st.integers(-44, -20), seed=SEEDS)
 def test_what_is_too_small_for_amx_is_zero_everywhere(least: int, seed: int) -> None:
     random = np.random.default_rng(seed)
-    x, b = random_values((16, 16), least, random), pack_ranks(torch.from_numpy(random_values((16, 16), least, random)))
+    x, b = random_values((16, 16), least, random), pack_ranks(random_values((16, 16), least, random))
     memory = stored(x)
     alone = one_by_one(memory, 16, b, 0)
     for has_amx in WITH_AMX:
@@ -125,19 +126,19 @@ def test_what_is_too_small_for_amx_is_zero_everywhere(least: int, seed: int) -> 
 
 def test_b_lies_in_pairs_of_ranks() -> None:
     plain = torch.randn(20, 18)
-    packed = pack_ranks(plain)  # tile, sixteen, line, output, j
+    packed = pack_ranks(plain.numpy())  # tile, sixteen, line, output, j
     assert packed.shape == (2, 2, 8, 16, 2)
     assert packed.nbytes == 2 * _tile_bytes(2)
     for output, rank in ((0, 0), (3, 5), (19, 17), (15, 16)):
         at = output // 16, rank // 16, rank % 16 // 2, output % 16, rank % 2
-        assert packed[at] == plain[output, rank].bfloat16()
-    assert packed.count_nonzero() == plain.count_nonzero()
+        assert packed[at] == int(plain[output, rank].bfloat16().view(torch.uint16))
+    assert np.count_nonzero(packed) == plain.count_nonzero()
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf])
 def test_a_row_that_is_no_number_leaves_its_neighbours_their_bits(odd: float) -> None:
     random = np.random.default_rng(0)
-    x, b = random_values((32, 16), -2, random), pack_ranks(torch.ones(16, 16))
+    x, b = random_values((32, 16), -2, random), pack_ranks(np.ones((16, 16), np.float32))
     wanted = one_by_one(stored(x), 32, b, 0)
     x[7, 3] = odd
     for has_amx in WITH_AMX:
