@@ -13,8 +13,9 @@ Everything is at addresses; nothing is checked. A row of x has 64 bytes a block,
 added to out, R times 16 float32, in the order of blocks.
 """
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -130,103 +131,99 @@ def _quads(emit: Emitter, block: Any, bits: int) -> list[Any]:
     return lows + [emit.builder.and_(emit.builder.lshr(line, four), low) for line in lines]
 
 
-def _vnni(bits: int, num_rows: int) -> Callable[..., None]:
-    """(x, scales, sums, x_stride, s_stride, weight, num_blocks, out): add to out; strides in bytes."""
+class TileProduct(NamedTuple):
+    """What a product reads and where it adds: addresses, strides in bytes from row to row, blocks of a row."""
+
+    x: int
+    scales: int
+    sums: int
+    x_stride: int
+    scalar_stride: int
+    weight: int
+    num_blocks: int
+    out: int
+    """Cache lines, one for each row."""
+    panel: int
+    """For AMX and 4 bits, the tile as `unpack_4` leaves it."""
+    scratch: int
+    """For AMX, room for two times 2 KiB."""
+
+
+def _product(emit_product: Callable[[Emitter, int, TileProduct], None]) -> Callable[[int, TileProduct], None]:
+    """(bits, product): add to `out`; `bits` is 4 or 8."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x, scales, sums, x_stride, s_stride, weight, num_blocks, out = arguments
         emit = Emitter(builder)
-        places = emit.read(num_rows, out)
-        with cgutils.for_range(builder, num_blocks) as loop:
-            block = builder.add(weight, builder.mul(loop.index, emit.constant(block_bytes(bits))))
-            emit.prefetch_block(block, emit.constant(_AHEAD), bits)
-            quads, scale = _quads(emit, block, bits), emit.scale_and_minimum(block)
-            for row in range(num_rows):
-                line = builder.add(x, builder.mul(loop.index, emit.constant(LINE)))
-                line = builder.add(line, builder.mul(x_stride, emit.constant(row)))
-                parts = []
-                for part in (0, 32):
-                    total = emit.same(0)
-                    for i, quad in enumerate(quads):
-                        inputs = emit.everywhere(emit.load(line, part + 4 * i, _I32))
-                        total = emit.call("llvm.x86.avx512.vpdpbusd.512", _DOT, [total, quad, inputs])
-                    parts.append(total)
-                total = builder.add(builder.shl(parts[0], emit.same(4)), parts[1])
-                at = builder.add(builder.mul(loop.index, emit.constant(4)), builder.mul(s_stride, emit.constant(row)))
-                own, own_sum = (emit.load(builder.add(where, at), 0, _F32) for where in (scales, sums))
-                emit.add_block(places[row], total, scale, own, own_sum)
-        emit.write(places, out)
+        product = TileProduct(*cgutils.unpack_tuple(builder, arguments[1]))
+        with builder.if_else(builder.icmp_signed("==", arguments[0], emit.constant(4))) as (of_4, of_8):
+            with of_4:
+                emit_product(emit, 4, product)
+            with of_8:
+                emit_product(emit, 8, product)
         return context.get_dummy_value()
 
-    def declare(
-        typing: Any,
-        x: Any,
-        scales: Any,
-        sums: Any,
-        x_stride: Any,
-        s_stride: Any,
-        weight: Any,
-        num_blocks: Any,
-        out: Any,
-    ) -> Any:
-        return types.void(*[types.int64] * 8), generate
+    def declare(typing: Any, bits: Any, product: Any) -> Any:
+        return types.void(types.int64, product), generate
 
-    product: Callable[..., None] = intrinsic(declare)
-    return product
+    multiply: Callable[[int, TileProduct], None] = intrinsic(declare)
+    return multiply
 
 
-def _amx(bits: int) -> Callable[..., None]:
-    """(x, scales, sums, x_stride, s_stride, weight, num_blocks, out, panel, scratch): the same for 16 rows.
+def _vnni(emit: Emitter, bits: int, product: TileProduct, num_rows: int) -> None:
+    builder = emit.builder
+    places = emit.read(num_rows, product.out)
+    with cgutils.for_range(builder, product.num_blocks) as loop:
+        block = builder.add(product.weight, builder.mul(loop.index, emit.constant(block_bytes(bits))))
+        emit.prefetch_block(block, emit.constant(_AHEAD), bits)
+        quads, scale = _quads(emit, block, bits), emit.scale_and_minimum(block)
+        for row in range(num_rows):
+            line = builder.add(product.x, builder.mul(loop.index, emit.constant(LINE)))
+            line = builder.add(line, builder.mul(product.x_stride, emit.constant(row)))
+            parts = []
+            for part in (0, 32):
+                total = emit.same(0)
+                for i, quad in enumerate(quads):
+                    inputs = emit.everywhere(emit.load(line, part + 4 * i, _I32))
+                    total = emit.call("llvm.x86.avx512.vpdpbusd.512", _DOT, [total, quad, inputs])
+                parts.append(total)
+            total = builder.add(builder.shl(parts[0], emit.same(4)), parts[1])
+            emit.add_block(places[row], total, scale, *_scalars(emit, product, loop.index, row))
+    emit.write(places, product.out)
 
-    `panel` is the tile as `unpack_4` leaves it, for 4 bits; `scratch` has room for two times 2 KiB.
-    """
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        x, scales, sums, x_stride, s_stride, weight, num_blocks, out, panel, scratch = arguments
-        emit = Emitter(builder)
-        places = emit.read(TILE_ROWS, out)
-        line = emit.constant(LINE)
-        tile_bytes = builder.mul(num_blocks, emit.constant(block_bytes(bits)))
-        with cgutils.for_range(builder, num_blocks) as loop:
-            block = builder.add(weight, builder.mul(loop.index, emit.constant(block_bytes(bits))))
-            rows = builder.add(x, builder.mul(loop.index, line))
-            emit.prefetch_block(block, tile_bytes, bits)
-            # Sums of alternating blocks go to alternating places, lest a block waits for the last one to be read.
-            place = builder.add(scratch, builder.mul(builder.and_(loop.index, emit.constant(1)), emit.constant(2048)))
-            if bits == 4:
-                codes = builder.add(panel, builder.mul(loop.index, emit.constant(16 * LINE)))
-                _emit_wide_tile(emit, rows, x_stride, codes, place)
-            else:
-                _emit_narrow_tiles(emit, rows, x_stride, builder.add(block, line), place)
-            scale = emit.scale_and_minimum(block)
-            for row in range(TILE_ROWS):
-                total = emit.load(place, row * LINE, _I32X16, LINE)
-                if bits == 8:
-                    low = emit.load(place, 1024 + row * LINE, _I32X16, LINE)
-                    total = builder.add(builder.shl(total, emit.same(4)), low)
-                at = builder.add(builder.mul(loop.index, emit.constant(4)), builder.mul(s_stride, emit.constant(row)))
-                own, own_sum = (emit.load(builder.add(where, at), 0, _F32) for where in (scales, sums))
-                emit.add_block(places[row], total, scale, own, own_sum)
-        emit.write(places, out)
-        return context.get_dummy_value()
+def _amx(emit: Emitter, bits: int, product: TileProduct) -> None:
+    builder, line = emit.builder, emit.constant(LINE)
+    places = emit.read(TILE_ROWS, product.out)
+    tile_bytes = builder.mul(product.num_blocks, emit.constant(block_bytes(bits)))
+    with cgutils.for_range(builder, product.num_blocks) as loop:
+        block = builder.add(product.weight, builder.mul(loop.index, emit.constant(block_bytes(bits))))
+        rows = builder.add(product.x, builder.mul(loop.index, line))
+        emit.prefetch_block(block, tile_bytes, bits)
+        # Sums of alternating blocks go to alternating places, lest a block waits for the last one to be read.
+        turn = builder.and_(loop.index, emit.constant(1))
+        place = builder.add(product.scratch, builder.mul(turn, emit.constant(2048)))
+        if bits == 4:
+            codes = builder.add(product.panel, builder.mul(loop.index, emit.constant(16 * LINE)))
+            _emit_wide_tile(emit, rows, product.x_stride, codes, place)
+        else:
+            _emit_narrow_tiles(emit, rows, product.x_stride, builder.add(block, line), place)
+        scale = emit.scale_and_minimum(block)
+        for row in range(TILE_ROWS):
+            total = emit.load(place, row * LINE, _I32X16, LINE)
+            if bits == 8:
+                low = emit.load(place, 1024 + row * LINE, _I32X16, LINE)
+                total = builder.add(builder.shl(total, emit.same(4)), low)
+            emit.add_block(places[row], total, scale, *_scalars(emit, product, loop.index, row))
+    emit.write(places, product.out)
 
-    def declare(
-        typing: Any,
-        x: Any,
-        scales: Any,
-        sums: Any,
-        x_stride: Any,
-        s_stride: Any,
-        weight: Any,
-        num_blocks: Any,
-        out: Any,
-        panel: Any,
-        scratch: Any,
-    ) -> Any:
-        return types.void(*[types.int64] * 10), generate
 
-    product: Callable[..., None] = intrinsic(declare)
-    return product
+def _scalars(emit: Emitter, product: TileProduct, block: Any, row: int) -> tuple[Any, Any]:
+    """d and d Σ X of a row's block."""
+    builder = emit.builder
+    at = builder.mul(product.scalar_stride, emit.constant(row))
+    at = builder.add(builder.mul(block, emit.constant(4)), at)
+    scale, row_sum = (emit.load(builder.add(where, at), 0, _F32) for where in (product.scales, product.sums))
+    return scale, row_sum
 
 
 def _emit_wide_tile(emit: Emitter, rows: Any, stride: Any, codes: Any, place: Any) -> None:
@@ -285,6 +282,6 @@ ask_for: Callable[..., None] = intrinsic(_ask_for)
 unpack_4: Callable[..., None] = intrinsic(_unpack_4)
 """(weight, num_blocks, panel): lay a tile of 4 bits out for AMX, 1 KiB a block: 16 · codes for the high parts,
 codes for the low ones."""
-rows_1_of_4, rows_2_of_4, rows_4_of_4 = (_vnni(4, count) for count in (1, 2, 4))
-rows_1_of_8, rows_2_of_8, rows_4_of_8 = (_vnni(8, count) for count in (1, 2, 4))
-rows_16_of_4, rows_16_of_8 = _amx(4), _amx(8)
+rows_1, rows_2, rows_4 = (_product(functools.partial(_vnni, num_rows=count)) for count in (1, 2, 4))
+rows_16 = _product(_amx)
+"""(bits, product): the same for 16 rows, through AMX."""

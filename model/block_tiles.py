@@ -13,15 +13,12 @@ from model.block_products import (
     FEW_ROWS,
     LINE,
     TILE_ROWS,
+    TileProduct,
     block_bytes,
-    rows_1_of_4,
-    rows_1_of_8,
-    rows_2_of_4,
-    rows_2_of_8,
-    rows_4_of_4,
-    rows_4_of_8,
-    rows_16_of_4,
-    rows_16_of_8,
+    rows_1,
+    rows_2,
+    rows_4,
+    rows_16,
     unpack_4,
 )
 from model.jit import compiled, inlined
@@ -93,33 +90,20 @@ def add_tile(rows: BlockRows, first: int, count: int, weight: int, bits: int, ou
         unpack_4(weight, rows.num_blocks, scratch.panel)
     row = 0
     while row < count:
-        x, scales = rows.codes + (first + row) * stride, rows.scales + (first + row) * scalar_stride
-        sums, target, left = rows.sums + (first + row) * scalar_stride, out + row * LINE, count - row
+        left, scalars = count - row, (first + row) * scalar_stride
+        product = TileProduct(
+            rows.codes + (first + row) * stride, rows.scales + scalars, rows.sums + scalars, stride, scalar_stride,
+            weight, rows.num_blocks, out + row * LINE, scratch.panel, scratch.sums,
+        )  # fmt: skip
         if by_sixteens and left > FEW_ROWS:
+            rows_16(bits, product)
             row += TILE_ROWS
-            if bits == 4:
-                rows_16_of_4(
-                    x, scales, sums, stride, scalar_stride, weight, rows.num_blocks, target, scratch.panel, scratch.sums
-                )
-            else:
-                rows_16_of_8(
-                    x, scales, sums, stride, scalar_stride, weight, rows.num_blocks, target, scratch.panel, scratch.sums
-                )
         elif left >= 4:
+            rows_4(bits, product)
             row += 4
-            if bits == 4:
-                rows_4_of_4(x, scales, sums, stride, scalar_stride, weight, rows.num_blocks, target)
-            else:
-                rows_4_of_8(x, scales, sums, stride, scalar_stride, weight, rows.num_blocks, target)
         elif left >= 2:
+            rows_2(bits, product)
             row += 2
-            if bits == 4:
-                rows_2_of_4(x, scales, sums, stride, scalar_stride, weight, rows.num_blocks, target)
-            else:
-                rows_2_of_8(x, scales, sums, stride, scalar_stride, weight, rows.num_blocks, target)
         else:
+            rows_1(bits, product)
             row += 1
-            if bits == 4:
-                rows_1_of_4(x, scales, sums, stride, scalar_stride, weight, rows.num_blocks, target)
-            else:
-                rows_1_of_8(x, scales, sums, stride, scalar_stride, weight, rows.num_blocks, target)

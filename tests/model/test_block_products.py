@@ -9,16 +9,13 @@ from numpy.typing import NDArray
 from model.amx import configure_tiles, release_tiles
 from model.block_products import (
     TILE_SHAPES,
+    TileProduct,
     ask_for,
     block_bytes,
-    rows_1_of_4,
-    rows_1_of_8,
-    rows_2_of_4,
-    rows_2_of_8,
-    rows_4_of_4,
-    rows_4_of_8,
-    rows_16_of_4,
-    rows_16_of_8,
+    rows_1,
+    rows_2,
+    rows_4,
+    rows_16,
     unpack_4,
 )
 from model.jit import compiled, compiles_for
@@ -40,32 +37,19 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 @compiled
-def _product(
-    num_rows: int, bits: int, x: int, scales: int, sums: int, x_stride: int, s_stride: int, weight: int,
-    num_blocks: int, out: int, panel: int, scratch: int, configuration: int,
-) -> None:  # fmt: skip
+def _product(num_rows: int, bits: int, product: TileProduct, configuration: int) -> None:
     if num_rows == 16:
         configure_tiles(configuration)
         if bits == 4:
-            unpack_4(weight, num_blocks, panel)
-            rows_16_of_4(x, scales, sums, x_stride, s_stride, weight, num_blocks, out, panel, scratch)
-        else:
-            rows_16_of_8(x, scales, sums, x_stride, s_stride, weight, num_blocks, out, panel, scratch)
+            unpack_4(product.weight, product.num_blocks, product.panel)
+        rows_16(bits, product)
         release_tiles()
     elif num_rows == 4:
-        if bits == 4:
-            rows_4_of_4(x, scales, sums, x_stride, s_stride, weight, num_blocks, out)
-        else:
-            rows_4_of_8(x, scales, sums, x_stride, s_stride, weight, num_blocks, out)
+        rows_4(bits, product)
     elif num_rows == 2:
-        if bits == 4:
-            rows_2_of_4(x, scales, sums, x_stride, s_stride, weight, num_blocks, out)
-        else:
-            rows_2_of_8(x, scales, sums, x_stride, s_stride, weight, num_blocks, out)
-    elif bits == 4:
-        rows_1_of_4(x, scales, sums, x_stride, s_stride, weight, num_blocks, out)
+        rows_2(bits, product)
     else:
-        rows_1_of_8(x, scales, sums, x_stride, s_stride, weight, num_blocks, out)
+        rows_1(bits, product)
 
 
 @compiled
@@ -94,11 +78,11 @@ def multiply_spread(rows: Rows, tile: Tile, x_gap: int, s_gap: int, start: Float
         aligned((4096,), "u1"),
     )
     out[:] = start
-    _product(
-        len(start), tile.bits, codes.ctypes.data, scales.ctypes.data, sums.ctypes.data, codes.strides[0],
-        scales.strides[0], tile.address, num_blocks, out.ctypes.data, panel.ctypes.data, scratch.ctypes.data,
-        CONFIGURATION.ctypes.data,
+    product = TileProduct(
+        codes.ctypes.data, scales.ctypes.data, sums.ctypes.data, codes.strides[0], scales.strides[0], tile.address,
+        num_blocks, out.ctypes.data, panel.ctypes.data, scratch.ctypes.data,
     )  # fmt: skip
+    _product(len(start), tile.bits, product, CONFIGURATION.ctypes.data)
     return out
 
 
