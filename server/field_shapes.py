@@ -46,7 +46,7 @@ class SchemaWrapper(TypedDict, total=False):
     name: str
     description: str
     strict: bool | None
-    schema: Annotated[dict[str, Any], Field(title="JSON schema")]
+    schema: dict[str, Any]
 
 
 class ResponseFormat(TypedDict, total=False):
@@ -55,6 +55,29 @@ class ResponseFormat(TypedDict, total=False):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: SchemaWrapper
     schema: dict[str, Any]
+
+
+class TextFormat(TypedDict, total=False):
+    """The form of a response's text, in OpenAI's Responses API."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str
+    description: str
+    strict: bool | None
+    schema: dict[str, Any]
+
+
+class TextOptions(TypedDict, total=False):
+    """How a response's text is to be."""
+
+    format: TextFormat
+    verbosity: Literal["medium"]
+
+
+class OutputConfig(TypedDict, total=False):
+    """How an answer is to be, in Anthropic's API."""
+
+    format: TextFormat
 
 
 class StructuredOutputs(TypedDict, total=False):

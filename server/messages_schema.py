@@ -4,14 +4,15 @@ Source: Anthropic's API reference. Sampling fields that it doesn't have are thos
 text may carry `cache_control`: prompts are cached without being asked to.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import AliasChoices, Field
 
 from server.chat import read_text
+from server.constraint_fields import Source, format_sources
 from server.errors import FieldInvalid
-from server.field_shapes import ChatMessage, TextPart, documented
+from server.field_shapes import ChatMessage, OutputConfig, TextFormat, TextPart, documented
 from server.fields import JsonArray, JsonObject, Texts, json_type, whole
 from server.schemas import ChatFields, GenerationBody, ListFields
 from server.unsupported import NEUTRAL_FOR_ONE_TEXT
@@ -26,8 +27,6 @@ class MessagesFields(ListFields):
         "container": (),
         "context_management": (),
         "mcp_servers": ([],),
-        "output_config": ({},),
-        "output_format": (),
         "thinking": ({"type": "disabled"},),
         "tool_choice": (),
         "tools": ([],),
@@ -49,6 +48,17 @@ class MessagesBody(MessagesFields, GenerationBody):
 
     n_predict: Annotated[int, whole(1)] = Field(validation_alias=AliasChoices("max_tokens"))
     stop: Texts = Field((), validation_alias=AliasChoices("stop_sequences"))
+    output_format: Annotated[object, documented(TextFormat)] = Field(None)
+    output_config: Annotated[JsonObject, documented(OutputConfig)] = Field({})
+
+    def constraint_sources(self) -> Iterator[Source]:
+        """Those of every generating route, and the format of the output. Raises FieldInvalid."""
+        unknown = self.output_config.keys() - {"format"}
+        if unknown:
+            raise FieldInvalid(f"output_config.{min(unknown)[:64]}", "is not supported")
+        yield from super().constraint_sources()
+        yield from format_sources(self.output_format, "output_format")
+        yield from format_sources(self.output_config.get("format"), "output_config.format")
 
     @property
     def num_logprobs(self) -> int | None:

@@ -121,7 +121,7 @@ class ResponsesDialect:
             "reasoning": {"effort": None, "summary": None},
             "store": False,
             "temperature": sampling.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": self.body.text.get("format") or {"type": "text"}},
             "tool_choice": "auto",
             "tools": [],
             "top_p": sampling.top_p,

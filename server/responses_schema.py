@@ -4,15 +4,16 @@ Nothing is kept between requests, so whatever refers to an earlier one is refuse
 Source: OpenAI's API reference. Sampling fields are those of every generating route.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, TypeAlias
 
 from pydantic import AliasChoices, BeforeValidator, Field
 
 from server.chat import read_text
+from server.constraint_fields import Source, format_sources
 from server.errors import FieldInvalid
-from server.field_shapes import ChatMessage, documented
-from server.fields import Text, json_type, refuse, whole
+from server.field_shapes import ChatMessage, TextOptions, documented
+from server.fields import JsonObject, Text, json_type, refuse, whole
 from server.schemas import ChatFields, GenerationBody
 from server.unsupported import NEUTRAL_FOR_ONE_TEXT
 
@@ -43,7 +44,6 @@ class ResponsesBody(GenerationBody):
         "reasoning": ({},),
         "store": (False,),
         "stream_options": ({}, {"include_obfuscation": False}, {"include_usage": True}),
-        "text": ({}, {"format": {"type": "text"}}),
         "truncation": ("disabled",),
     }
 
@@ -53,6 +53,17 @@ class ResponsesBody(GenerationBody):
     input: Annotated[object, documented(str | list[ChatMessage])] = None
     instructions: Text | None = None
     metadata: Metadata = Field({})
+    text: Annotated[JsonObject, documented(TextOptions)] = Field({})
+
+    def constraint_sources(self) -> Iterator[Source]:
+        """Those of every generating route, and `text.format`. Raises FieldInvalid."""
+        unknown = self.text.keys() - {"format", "verbosity"}
+        if unknown:
+            raise FieldInvalid(f"text.{min(unknown)[:64]}", "is not supported")
+        if self.text.get("verbosity") not in (None, "medium"):
+            raise FieldInvalid("text.verbosity", f'only "medium" is accepted, but got {self.text["verbosity"]!r:.200}')
+        yield from super().constraint_sources()
+        yield from format_sources(self.text.get("format"), "text.format")
 
     @property
     def num_logprobs(self) -> int | None:

@@ -117,7 +117,7 @@ def test_input_that_is_not_text_is_refused_by_its_place(value: object, field: st
         ("response_fields", ["output"]),
         ("store", True),
         ("stream_options", {"include_obfuscation": True}),
-        ("text", {"format": {"type": "json_object"}}),
+        ("text", {"format": {"type": "grammar"}}),
         ("timings_per_token", True),
         ("tools", [{"type": "web_search"}]),
         ("tool_choice", "required"),
