@@ -258,6 +258,15 @@ def test_a_row_at_fault_ends_its_request_and_leaves_the_rest_of_the_batch_alone(
     assert [row.request_id for row in step(scheduler).rows] == [0, 2]
 
 
+def test_a_row_that_nothing_may_follow_ends_as_at_an_end_token() -> None:
+    scheduler = start(make_request(0))
+    scheduler.plan(0.0)
+    scheduler.commit(StepOutput((RowFault(0, "", is_end=True),)), 0.0)
+    scheduler.validate()
+    finish = finish_of(scheduler.take_events())
+    assert (finish.reason, finish.message, finish.num_generated) == (FinishReason.EOS, "", 0)
+
+
 @pytest.mark.parametrize("request_id", [0, 77])
 def test_ending_a_request_that_is_not_there_does_nothing(request_id: int) -> None:
     scheduler = start(make_request(0, max_new_tokens=1))
