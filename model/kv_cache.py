@@ -6,6 +6,7 @@ N blocks, P tokens per block, K KV heads, h head size.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -32,6 +33,23 @@ class KVCache:
         pairs = zip(self.keys, self.values, strict=True)
         self.addresses = np.array([(keys.data_ptr(), values.data_ptr()) for keys, values in pairs], np.int64)  # (L, 2)
         """Where each layer's keys and values begin, for kernels that compute all layers."""
+
+    def read(self, block_ids: Sequence[int]) -> bytes:
+        """Return what blocks hold, one after the other: of each layer its keys, then its values."""
+        index = torch.tensor(block_ids, device=self.keys[0].device)  # (n,)
+        pages = [part[index] for pair in zip(self.keys, self.values, strict=True) for part in pair]
+        content = torch.stack(pages, 1).cpu()  # (n, 2L, P, K, h)
+        return content.view(torch.uint8).numpy().tobytes()
+
+    def write(self, block_ids: Sequence[int], content: bytes) -> None:
+        """Write what `read` has returned of as many blocks of a cache of the same layout and dtype."""
+        first = self.keys[0]
+        index = torch.tensor(block_ids, device=first.device)  # (n,)
+        shape = (len(block_ids), 2 * len(self.keys), *first.shape[1:])
+        pages = torch.frombuffer(bytearray(content), dtype=first.dtype).view(shape).to(first.device)  # (n, 2L, P, K, h)
+        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
+            keys[index] = pages[:, 2 * layer]
+            values[index] = pages[:, 2 * layer + 1]
 
     @staticmethod
     def bytes_per_block(config: ModelConfig, dtype: torch.dtype) -> int:

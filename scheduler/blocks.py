@@ -77,6 +77,12 @@ class BlockPool:
                 else:
                     self._free.append(block_id)
 
+    def drop(self, block_id: int) -> None:
+        """Let nobody find a block any more; one that nobody holds is free then."""
+        self._cache.forget(block_id)
+        if self._idle.pop(block_id, 0) is None:
+            self._free.append(block_id)
+
     def validate(self) -> None:
         """Check conservation: each block is held, idle or free, and just one of them (I3)."""
         held = {block_id for block_id, count in enumerate(self._references) if count}

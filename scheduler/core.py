@@ -68,6 +68,8 @@ class Scheduler:
         self.turns = policy.turns
         self.running: dict[int, Request] = {}
         """Slot id → the request in it."""
+        self.last_in_slot: dict[int, Request] = {}
+        """Slot id → the latest request in it, which may be somewhere else now, or have ended."""
         self.paused: dict[int, Request] = {}
         """Requests that wait with their KV, by id, the latest paused last."""
         self.in_flight: Batch | None = None
@@ -205,7 +207,7 @@ class Scheduler:
         request.move_to(State.RUNNING)
         request.slot_id = self._slot_for(request)
         request.num_output_at_seat = len(request.output)
-        self.running[request.slot_id] = request
+        self.running[request.slot_id] = self.last_in_slot[request.slot_id] = request
         request.admission_id = self._num_admissions
         self._num_admissions += 1
         self.turns.join(request)

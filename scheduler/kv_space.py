@@ -74,12 +74,52 @@ class KVSpace:
         request.prefix = None
         request.num_computed = request.num_registered = 0
 
+    def find(self, request: Request) -> list[int]:
+        """Return the blocks that hold the beginning of a request, which may have ended: full ones that are still to be
+        found, in order. They hold it until the next plan at least."""
+        return [node.block_id for node in self._match(request, request.num_tokens // BLOCK_SIZE)]
+
+    def forget(self, request: Request) -> int:
+        """Let nobody find the KV of a request any more, which may have ended; return of how many tokens it was. Who
+        computes with it goes on doing so."""
+        block_ids = self.find(request)
+        for block_id in reversed(block_ids):
+            self.blocks.drop(block_id)
+        return len(block_ids) * BLOCK_SIZE
+
+    def adopt(self, request: Request, start: int, stop: int) -> tuple[int, list[int]] | None:
+        """Make the full blocks start … stop - 1 of a request that is none of the scheduler's findable, for somebody
+        who writes their KV before the next step that is planned runs.
+
+        Returns the first of them that was not known, and where it and those after it are to be written. None, and
+        nothing is changed, where the blocks before `start` are not known any more, or there is no room."""
+        nodes = self._match(request, stop)
+        first = len(nodes)
+        if first < start:
+            return None
+        for node in nodes:
+            self.blocks.share(node.block_id)
+        fresh = self.blocks.allocate(stop - first)
+        known = [node.block_id for node in nodes]
+        if fresh is None:
+            self.blocks.release(known)
+            return None
+        parent = nodes[-1] if nodes else None
+        for index, block_id in enumerate(fresh, first):
+            seed, content = cache_seed(request.key_at(0)), block_content(request, index)
+            parent = self.cache.register(seed, parent, content, block_id)
+        self.blocks.release(known + fresh)
+        return first, fresh
+
+    def _match(self, request: Request, num_blocks: int) -> list[PrefixNode]:
+        content = (block_content(request, index) for index in range(num_blocks))
+        return self.cache.match(cache_seed(request.key_at(0)), content)
+
     def _hits(self, request: Request) -> list[PrefixNode]:
         """Cached blocks for the start of a request; its last token is always computed, for its logits are wanted."""
         if not request.reuse_prefix:
             return []
-        num_full = (request.num_tokens - 1) // BLOCK_SIZE
-        return self.cache.match(cache_seed(request.key_at(0)), (block_content(request, i) for i in range(num_full)))
+        return self._match(request, (request.num_tokens - 1) // BLOCK_SIZE)
 
 
 def blocks_for(num_tokens: int) -> int:

@@ -119,9 +119,13 @@ class StepLoop:
         before `run` until `run` ends, while the loop drains too; later it raises ShuttingDown and does nothing.
         Cancelling the caller takes back work that has not begun.
         """
+        return await self.enqueue(work)
+
+    def enqueue(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """Do as `between_steps` does, without waiting: steps that are planned after this call run after `work`."""
         if self._ended:
             raise ShuttingDown
-        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+        return asyncio.get_running_loop().run_in_executor(self._worker, work)
 
     async def run(self) -> None:
         """Run steps while there is work, wait while there is none, return after `drain` or `stop`. Call it once.

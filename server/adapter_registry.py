@@ -196,6 +196,14 @@ class AdapterRegistry:
         """Return the key of a request that runs or waits as a list for JSON."""
         return self.as_json({self._known[adapter]: scale for adapter, scale in key})
 
+    def knows(self, key: CohortKey) -> bool:
+        """Whether all adapters of a key are remembered."""
+        return all(adapter in self._known for adapter, _ in key)
+
+    def names_of(self, key: CohortKey) -> dict[AdapterId, str]:
+        """Return the names of those adapters of a key that are remembered, however long after its last request."""
+        return {adapter: self._known[adapter].name for adapter, _ in key if adapter in self._known}
+
     def current_scales(self) -> list[dict[str, object]]:
         """Return the current scales as a list for JSON."""
         return self.as_json(dict(self.catalog.current))

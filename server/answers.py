@@ -227,6 +227,45 @@ class Slot(TypedDict):
     next_token: NotRequired[list[NextToken]]
 
 
+class SaveTimings(TypedDict):
+    """How long it took."""
+
+    save_ms: float
+
+
+class SlotSaved(TypedDict):
+    """The KV of a slot's latest request is in a file."""
+
+    id_slot: int
+    filename: str
+    n_saved: int
+    n_written: int
+    timings: SaveTimings
+
+
+class RestoreTimings(TypedDict):
+    """How long it took."""
+
+    restore_ms: float
+
+
+class SlotRestored(TypedDict):
+    """The KV of a file can be found by requests."""
+
+    id_slot: int
+    filename: str
+    n_restored: int
+    n_read: int
+    timings: RestoreTimings
+
+
+class SlotErased(TypedDict):
+    """The KV of a slot's latest request cannot be found any more."""
+
+    id_slot: int
+    n_erased: int
+
+
 class TokenPiece(TypedDict):
     """A token and its text; its bytes where they are not text by themselves."""
 

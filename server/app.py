@@ -16,6 +16,7 @@ from server import (
     routes_native,
     routes_openai,
     routes_responses,
+    routes_slots,
 )
 from server.body_limit import BodyLimit
 from server.door import Cors, Door, Gate
@@ -28,6 +29,7 @@ def create_app(door: Door, models: ServedModels) -> Starlette:
     """Return the application behind `door`. It answers at once, and serves when `door.engine` is set."""
     routes = [
         *routes_info.routes,
+        *routes_slots.routes,
         *routes_adapters.routes,
         *routes_adapter_loading.routes,
         *routes_mixes.routes,

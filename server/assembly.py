@@ -3,12 +3,14 @@ files.
 """
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 
 from model.adapter import BaseWeights
 from model.backend import choose_backend
 from model.chat_template import ChatTemplate
+from model.fingerprint import fingerprint
 from model.kv_cache import KVCache
 from model.language_model import load_language_model
 from model.lora_cache import LoraCache
@@ -34,6 +36,7 @@ from server.residency import Residency
 from server.resident import ModelLists, ResidentAdapter
 from server.response_cache import ResponseCache
 from server.settings import Settings
+from server.slot_store import SlotStore
 
 
 def load_engine(settings: Settings, previous: Engine | None = None) -> Engine:
@@ -59,12 +62,26 @@ def load_engine(settings: Settings, previous: Engine | None = None) -> Engine:
     residents = {entry: adapters.load_now(entry, next(catalog.load_ids)) for entry in first_adapters(catalog, previous)}
     free_bytes = torch.cuda.mem_get_info()[0] if backend.device.type == "cuda" else free_memory_bytes()
     limits = plan_limits(settings, config.max_position, block_bytes, free_bytes)
-    runner = ModelRunner(decoder, KVCache(config, limits.num_blocks, backend), lora_cache)
+    folder = slot_folder(settings)
+    origin = {} if folder is None else fingerprint(checkpoint, backend)
+    kv = KVCache(config, limits.num_blocks, backend)
+    runner = ModelRunner(decoder, kv, lora_cache)
     runner.warm_up()
     card = model_card(settings, checkpoint, limits)
-    return assemble(
+    engine = assemble(
         settings, card, tokenizer, chat_template, limits, runner, catalog, adapters.loader, residents, previous
     )
+    if folder is not None:
+        engine.slot_store = SlotStore(folder, origin, kv, block_bytes, engine.loop)
+    return engine
+
+
+def slot_folder(settings: Settings) -> Path | None:
+    """Return the folder for saved slots; None where there is none. Raises ValueError where it is no folder."""
+    folder = settings.slot_save_path
+    if folder is not None and not folder.is_dir():
+        raise ValueError(f"--slot-save-path {folder}: not a directory")
+    return folder
 
 
 def first_adapters(catalog: AdapterCatalog, previous: Engine | None) -> list[AdapterEntry]:

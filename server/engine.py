@@ -15,6 +15,7 @@ from server.resident import ListPreparer
 from server.response_cache import ResponseCache
 from server.schemas import UnknownFields
 from server.settings import Settings
+from server.slot_store import SlotStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class Engine:
     departures: Departures
     responses: ResponseCache
     constraints: ConstraintCompiler = field(default_factory=ConstraintCompiler)
+    slot_store: SlotStore | None = None
+    """None where no folder for slots is set."""
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
     users: EngineUsers = field(default_factory=EngineUsers)
 

@@ -18,6 +18,8 @@ RequestError
 ├── ModelUnknown        `model` names nothing that is served
 │   └── ModelNotFound   the same, told in OpenAI's own form
 ├── AdapterRefused      an adapter that cannot be loaded or unloaded as asked for
+├── SlotRefused         a slot that cannot be saved or restored as asked for
+├── SlotNotSaved        its file cannot be written
 ├── AdapterUnknown      an adapter to unload that there is not
 ├── FeatureOff          a setting switches the route off
 ├── ModelLoading
@@ -109,6 +111,14 @@ class AdapterRefused(RequestError):
     """An adapter cannot be loaded, or not unloaded, as the request says. Nothing has changed."""
 
 
+class SlotRefused(RequestError):
+    """A slot cannot be saved, or not from the file that the request names."""
+
+
+class SlotNotSaved(RequestError):
+    """The file of a slot cannot be written, which is no fault of the request."""
+
+
 class AdapterUnknown(RequestError):
     """There is no adapter of the name that is to be unloaded."""
 
@@ -161,6 +171,7 @@ _TABLE: dict[type[Exception], tuple[int, str]] = {
     TemplateError: (400, "invalid_request_error"),
     PromptTooLong: (400, "exceed_context_size_error"),
     PromptRefused: (400, "invalid_request_error"),
+    SlotRefused: (400, "invalid_request_error"),
     ApiKeyInvalid: (401, "authentication_error"),
     ModelRefused: (400, "invalid_request_error"),
     PathForbidden: (403, "permission_error"),
@@ -171,6 +182,7 @@ _TABLE: dict[type[Exception], tuple[int, str]] = {
     AdapterUnknown: (404, "NotFoundError"),
     ClientLeft: (499, "invalid_request_error"),
     AdapterError: (500, "server_error"),
+    SlotNotSaved: (500, "server_error"),
     GenerationFailed: (500, "server_error"),
     FeatureOff: (501, "not_supported_error"),
     ModelLoading: (503, "unavailable_error"),

@@ -29,6 +29,7 @@ from server.responses_schema import ResponsesBody
 from server.routes_adapter_loading import LoadBody, UnloadBody
 from server.routes_admin import LoadModelBody
 from server.routes_mixes import MixBody, MixName
+from server.routes_slots import SlotFileBody
 from server.schemas import ChatBody, ChatFields, CompletionBody, DetokenizeBody, TokenizeBody
 from server.version import VERSION
 
@@ -69,6 +70,11 @@ OPERATIONS: Mapping[str, Operation] = {
     "GET /v1/models": Operation(answers.ServedModels),
     "GET /props": Operation(answers.Props),
     "GET /slots": Operation(list[answers.Slot], query={"fail_on_no_slot": "1: answer 503 where no slot is idle"}),
+    "POST /slots/{id_slot}": Operation(
+        answers.SlotSaved | answers.SlotRestored | answers.SlotErased,
+        SlotFileBody,
+        query={"action": "save, restore or erase; only the first two need a body"},
+    ),
     "GET /metrics": Operation(str, media_type="text/plain"),
     "GET /lora-adapters": Operation(list[answers.LoadedAdapter]),
     "POST /lora-adapters": Operation(answers.Success, AdapterList),

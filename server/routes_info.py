@@ -141,39 +141,47 @@ async def slots(request: Request) -> Response:
     engine = engine_of(request)
     if not engine.settings.slots:
         raise FeatureOff("This server does not support slots endpoint. Start it without `--no-slots`")
-    running = engine.loop.scheduler.running
+    running, latest = engine.loop.scheduler.running, engine.loop.scheduler.last_in_slot
     num_slots = engine.loop.scheduler.limits.num_slots
     if request.query_params.get("fail_on_no_slot") and len(running) == num_slots:
         raise NoSlotFree
-    return JsonResponse([_slot(engine, slot_id, running.get(slot_id)) for slot_id in range(num_slots)])
+    return JsonResponse(
+        [
+            _slot(engine, slot_id, running.get(slot_id, latest.get(slot_id)), is_running=slot_id in running)
+            for slot_id in range(num_slots)
+        ]
+    )
 
 
-def _slot(engine: Engine, slot_id: int, request: GenerationRequest | None) -> Slot:
+def _slot(engine: Engine, slot_id: int, request: GenerationRequest | None, *, is_running: bool) -> Slot:
+    """Show a slot with its latest request, None where it has had none."""
     slot: Slot = {
         "id": slot_id,
         "n_ctx": engine.model.n_ctx,
         "speculative": False,
-        "is_processing": request is not None,
+        "is_processing": is_running,
     }
     if request is None:
         return slot
     num_prompt = len(request.prompt)
+    num_computed = min(request.num_computed, num_prompt) if is_running else num_prompt
+    scales = engine.adapters.scales_of(request.key) if engine.adapters.knows(request.key) else []
     return {
         **slot,
         "id_task": request.request_id,
         "n_prompt_tokens": num_prompt,
-        "n_prompt_tokens_processed": max(min(request.num_computed, num_prompt) - request.num_cached, 0),
+        "n_prompt_tokens_processed": max(num_computed - request.num_cached, 0),
         "n_prompt_tokens_cache": request.num_cached,
         "params": {
             **sampling_settings(request.sampling),
             "n_predict": request.max_new_tokens,
-            "lora": engine.adapters.scales_of(request.key),
+            "lora": scales,
         },
         "next_token": [
             {
-                "has_next_token": True,
-                "n_remain": request.max_new_tokens - len(request.output),
-                "n_decoded": len(request.output),
+                "has_next_token": is_running,
+                "n_remain": request.max_new_tokens - len(request.output) if is_running else -1,
+                "n_decoded": len(request.output) if is_running else 0,
             }
         ],
     }

@@ -73,6 +73,15 @@ class Settings(BaseSettings):
     metrics: Annotated[bool, flag("--metrics", help="serve GET /metrics")] = True
     slots: Annotated[bool, flag("--slots", help="serve GET /slots")] = True
 
+    slot_save_path: Annotated[
+        Path | None,
+        flag(
+            "--slot-save-path",
+            help="a folder for the KV of slots; enables POST /slots/N?action=save, restore and erase",
+            metavar="DIR",
+        ),
+    ] = None
+
     lora: Annotated[
         tuple[AdapterArgument, ...],
         NoDecode,

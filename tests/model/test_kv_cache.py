@@ -68,3 +68,19 @@ def test_pages_take_memory_when_they_are_written_and_no_sooner() -> None:
     kv.keys[1][17] = 1.0
     assert not kv.keys[1][18].any()
     assert all(pages.data_ptr() % 64 == 0 for pages in (*kv.keys, *kv.values))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_read_of_blocks_can_be_written_to_others(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    first, second = (KVCache(CONFIG, num_blocks, reference_backend(dtype)) for num_blocks in (5, 4))
+    for part in (*first.keys, *first.values):
+        part.copy_(torch.randn(part.shape, generator=generator).to(dtype))
+    content = first.read([4, 0, 2])
+    assert len(content) == 3 * KVCache.bytes_per_block(CONFIG, dtype)
+    second.write([1, 3, 0], content)
+    assert second.read([1, 3, 0]) == content
+    for pages in ("keys", "values"):
+        for ours, theirs in zip(getattr(first, pages), getattr(second, pages), strict=True):
+            assert torch.equal(ours[[4, 0, 2]], theirs[[1, 3, 0]])
+            assert torch.count_nonzero(theirs[2]) == 0

@@ -6,6 +6,7 @@ been written under the list that the request has there, at that position, after 
 was overwritten, shared wrongly, registered too early or never computed fails there. The sampled token is a hash of what
 was read and of nothing else, so that it changes with everything that may legitimately influence it."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 from zlib import crc32
 
@@ -41,6 +42,15 @@ class FakeModel:
         for position, token_id in enumerate(request.prompt):
             acting = [pair for pair in request.key if starts.get(pair[0], 0) <= position]
             context.append(_extend(context, cache_seed(tuple(acting)), token_id))
+
+    def read(self, block_ids: Sequence[int]) -> list[list[Cell]]:
+        """Return what full blocks hold."""
+        return [[self._cells[block_id, offset] for offset in range(BLOCK_SIZE)] for block_id in block_ids]
+
+    def write(self, block_ids: Sequence[int], contents: Sequence[list[Cell]]) -> None:
+        """Write what `read` has returned."""
+        for block_id, cells in zip(block_ids, contents, strict=True):
+            self._cells.update({(block_id, offset): cell for offset, cell in enumerate(cells)})
 
     def execute(self, batch: Batch) -> StepOutput:
         """Write all rows, then read all, as a layer of a real model does."""

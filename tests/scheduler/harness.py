@@ -29,7 +29,7 @@ from scheduler.kv_space import block_content, blocks_for, num_to_grow
 from scheduler.policy import PolicyName, make_policy
 from scheduler.request import Request, State
 from tests.scheduler.builders import make_request
-from tests.scheduler.fake_model import FakeModel
+from tests.scheduler.fake_model import Cell, FakeModel
 from tests.scheduler.list_watch import Bounds, ListWatch
 from tests.scheduler.turn_watch import TurnWatch
 
@@ -63,6 +63,7 @@ class Harness:
         self._paused: list[int] = []
         """Waiting with their KV, in the order in which they were paused."""
         self._admitted: set[int] = set()
+        self._saved: tuple[Request, list[list[Cell]]] | None = None
         self._now = 0.0
 
     # What a caller can do.
@@ -91,6 +92,24 @@ class Harness:
         assert before is None or self._snapshot() == before, "ending a finished request changed something"
         self._observe()
         assert request_id in self.finished
+
+    def forget(self, request_id: int) -> None:
+        """Erase what others may find of a request that may be anywhere."""
+        self.counts["forgotten token"] += self.scheduler.kv.forget(self.requests[request_id])
+
+    def save(self, request_id: int) -> None:
+        """Keep what can be found of a request, between two steps."""
+        request = self.requests[request_id]
+        self._saved = request, self.model.read(self.scheduler.kv.find(request))
+
+    def restore(self) -> None:
+        """Put back what was kept last, between two steps."""
+        if self._saved is not None:
+            request, contents = self._saved
+            placed = self.scheduler.kv.adopt(request, 0, len(contents))
+            if placed is not None:
+                self.model.write(placed[1], contents[placed[0] :])
+                self.counts["restored block"] += len(placed[1])
 
     def plan(self) -> Batch | None:
         """Begin a step. Time passes here: a second for each."""

@@ -146,6 +146,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     def end(self, request_id: int, reason: FinishReason) -> None:
         self.running.end(request_id, reason)
 
+    @rule(request_id=requests)
+    def forget(self, request_id: int) -> None:
+        self.running.forget(request_id)
+
+    @precondition(lambda self: not self.is_in_flight)
+    @rule(request_id=requests)
+    def save(self, request_id: int) -> None:
+        self.running.save(request_id)
+
+    @precondition(lambda self: not self.is_in_flight)
+    @rule()
+    def restore(self) -> None:
+        self.running.restore()
+
     @precondition(lambda self: not self.is_in_flight)
     @rule()
     def plan(self) -> None:
@@ -223,7 +237,13 @@ def play(seed: int, num_moves: int, policy: PolicyName) -> Harness:
             harness.add(request)
         if harness.requests and choose.random() < 0.03:
             harness.end(choose.choice(list(harness.requests)), choose.choice(EARLY_ENDS))
+        if harness.requests and choose.random() < 0.02:
+            harness.forget(choose.choice(list(harness.requests)))
         if harness.scheduler.in_flight is None:
+            if harness.requests and choose.random() < 0.05:
+                harness.save(choose.choice(list(harness.requests)))
+            if choose.random() < 0.2:
+                harness.restore()
             harness.plan()
         elif choose.random() < 0.01:
             harness.fail()
@@ -251,6 +271,8 @@ def test_long_games_on_small_pools_keep_every_invariant_and_meet_every_rare_case
         "several cohorts": 500,
         "chunked prompt": 50,
         "decode and prefill in one step": 20,
+        "forgotten token": 500,
+        "restored block": 10,
         "failed step": 10,
         "faulty row": 10,
         "QueueFull": 20,

@@ -56,7 +56,7 @@ def test_props_tell_the_setup(client: httpx.Client) -> None:
     assert props["build_info"].startswith("b")
 
 
-def test_idle_slots_show_no_request(client: httpx.Client) -> None:
+def test_slots_that_were_never_used_show_no_request(client: httpx.Client) -> None:
     slots = client.get("/slots").json()
     assert slots == [
         {"id": slot_id, "n_ctx": N_CTX, "speculative": False, "is_processing": False} for slot_id in range(NUM_SLOTS)
@@ -90,6 +90,11 @@ def test_a_busy_slot_shows_its_request_and_the_effective_list() -> None:
                 until(lambda: server.engine.loop.scheduler.num_requests == 2)
                 turnstile.open()
         until(lambda: server.is_idle)
+        slots = client.get("/slots").json()
+        assert not any(slot["is_processing"] for slot in slots)
+        assert ["params" in slot for slot in slots] == [False, False, True, False]
+        assert (slots[2]["n_prompt_tokens"], slots[2]["params"]["lora"][0]["scale"]) == (4, 1.0)
+        assert slots[2]["next_token"] == [{"has_next_token": False, "n_remain": -1, "n_decoded": 0}]
 
 
 def test_no_idle_slot_is_an_error_where_asked_for() -> None:
