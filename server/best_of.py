@@ -22,5 +22,5 @@ def best_of(transcripts: Sequence[Transcript], count: int) -> list[Transcript]:
 
 def _mean_logprob(transcript: Transcript) -> float:
     logprobs = [sample.logprob for sample in transcript.received if sample.logprob is not None]
-    assert len(logprobs) == transcript.num_generated > 0
-    return sum(logprobs) / len(logprobs)
+    assert len(logprobs) == transcript.num_generated
+    return sum(logprobs) / len(logprobs) if logprobs else 0.0

@@ -226,15 +226,24 @@ class _Described:
         }
         if self.route.path in PUBLIC_PATHS:
             described["security"] = []
-        if operation.query:
-            described["parameters"] = [
-                {"name": name, "in": "query", "description": purpose, "schema": {"type": "string"}}
-                for name, purpose in operation.query.items()
-            ]
+        if parameters := [*self._path_parameters(), *self._query_parameters()]:
+            described["parameters"] = parameters
         if operation.body is not None:
             content = {JSON: {"schema": schemas[self.operation_id, "body"]}}
             described["requestBody"] = {"required": True, "content": content}
         return described
+
+    def _path_parameters(self) -> list[dict[str, object]]:
+        return [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in self.route.param_convertors
+        ]
+
+    def _query_parameters(self) -> list[dict[str, object]]:
+        return [
+            {"name": name, "in": "query", "description": purpose, "schema": {"type": "string"}}
+            for name, purpose in self.operation.query.items()
+        ]
 
     def _contents(self, schemas: _Schemas) -> dict[str, object]:
         contents: dict[str, object] = {self.operation.media_type: {"schema": schemas[self.operation_id, "answer"]}}

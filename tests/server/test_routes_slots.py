@@ -11,6 +11,7 @@ import pytest
 from server.adapter_arguments import AdapterArgument
 from server.assembly import load_engine
 from server.settings import Settings
+from server.slot_file import SlotReader, SlotWriter
 from tests.load.stamps import stamp_name, write_adapters, write_model
 from tests.server.fakes import FakeExecutor, fake_engine
 from tests.server.live import LiveServer
@@ -149,10 +150,15 @@ def test_another_model_or_arithmetic_is_refused_by_both_names(folder: Path, clie
         message = refused(stranger, "restore", filename="model.bin")
         assert message.startswith("Unable to restore slot: it was saved by another model: ")
         assert message.partition("this server has ")[2] not in message.partition("this server has ")[0]
-    with LiveServer(load_engine, settings_of(folder, dtype="bfloat16")) as other, other.client() as stranger:
-        message = refused(stranger, "restore", filename="model.bin")
-        expected = "it was saved by another dtype: torch.float32, this server has torch.bfloat16"
-        assert message == f"Unable to restore slot: {expected}"
+    reader = SlotReader(folder / "saved" / "model.bin", 1000)
+    origin = reader.header.origin | {"dtype": "torch.bfloat16"}
+    writer = SlotWriter(folder / "saved" / "dtype.bin", reader.header.model_copy(update={"origin": origin}))
+    writer.append(reader.read(reader.num_blocks))
+    writer.finish()
+    reader.close()
+    message = refused(client, "restore", filename="dtype.bin")
+    expected = "it was saved by another dtype: torch.bfloat16, this server has torch.float32"
+    assert message == f"Unable to restore slot: {expected}"
 
 
 def test_a_damaged_file_harms_nobody(folder: Path, server: LiveServer, client: httpx.Client) -> None:
