@@ -106,3 +106,16 @@ def generate(
             assert isinstance(sample, Sample), sample
             outputs[sample.request_id].append(sample.token_id)
     return outputs
+
+
+def assert_writes_its_own_slots(decoder: LanguageModel, tokens: Sequence[int]) -> None:
+    """A prompt's keys and values go to the slots of its tokens, and nothing goes elsewhere."""
+    num_blocks, [table] = scattered_tables([len(tokens)])
+    kv = junk_cache(decoder, num_blocks)
+    token_ids, step, rows = step_tensors((Row(0, tuple(tokens), 0, table, sampling=None),), torch.device("cpu"))
+    decoder.forward(token_ids, step, rows, kv, None)
+    own = torch.zeros(num_blocks * BLOCK_SIZE, dtype=torch.bool)
+    own[[table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(len(tokens))]] = True
+    for pages in (*kv.keys, *kv.values):
+        written = (pages.flatten(0, 1) != JUNK).flatten(1).any(1)
+        assert torch.equal(written, own)

@@ -14,8 +14,8 @@ from model.decoder import Decoder
 from model.jit import compiles_for
 from model.runner import step_tensors
 from model.weights import Checkpoint, load_checkpoint
-from scheduler.batch import BLOCK_SIZE, Row
-from tests.model.decoding import JUNK, junk_cache, logits_of, scattered_tables, whole
+from scheduler.batch import Row
+from tests.model.decoding import assert_writes_its_own_slots, junk_cache, logits_of, scattered_tables, whole
 from tests.model.tiny import VOCAB_SIZE, make_model, write_gguf
 
 pytestmark = pytest.mark.skipif(not compiles_for("avx512vnni"), reason="the CPU has no AVX-512 VNNI")
@@ -127,16 +127,7 @@ def test_returns_the_logits_of_the_asked_tokens_only(checkpoints: Mapping[str, C
 
 
 def test_writes_its_own_slots_and_no_others(checkpoints: Mapping[str, Checkpoint]) -> None:
-    decoder = on_blocks(checkpoints["qwen3"])
-    num_blocks, [table] = scattered_tables([PROMPT_LENGTH])
-    kv = junk_cache(decoder, num_blocks)
-    token_ids, step, rows = step_tensors((Row(0, tuple(prompt(6)), 0, table, sampling=None),), torch.device("cpu"))
-    decoder.forward(token_ids, step, rows, kv, None)
-    own = torch.zeros(num_blocks * BLOCK_SIZE, dtype=torch.bool)
-    own[[table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(PROMPT_LENGTH)]] = True
-    for pages in (*kv.keys, *kv.values):
-        written = (pages.flatten(0, 1) != JUNK).flatten(1).any(1)
-        assert torch.equal(written, own)
+    assert_writes_its_own_slots(on_blocks(checkpoints["qwen3"]), prompt(6))
 
 
 def test_a_row_of_nan_spoils_no_other(checkpoints: Mapping[str, Checkpoint]) -> None:

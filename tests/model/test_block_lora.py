@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from model.adapter import Adapter
 from model.backend import choose_backend, reference_backend
@@ -30,34 +30,16 @@ from model.weights import load_checkpoint
 from scheduler.cohort import cohort_key
 from tests.model.changed_weights import PARTS, Plan, make_adapter
 from tests.model.decoding import logits_of, whole
+from tests.model.two_families import two_families
 
 needs_vnni = pytest.mark.skipif(not compiles_for("avx512vnni"), reason="the CPU has no AVX-512 VNNI")
-SHAPE = {
-    "vocab_size": 265,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "max_position_embeddings": 64,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
-    "attention_bias": True,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 
 
 class Base:
     """A tiny model: transformers', and the decoders of its weights as integers and as what these stand for."""
 
     def __init__(self, model: PreTrainedModel, folder: Path) -> None:
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                noise = torch.randn(parameter.shape, generator=generator)
-                parameter.copy_(1 + 0.2 * noise if "norm" in name else noise * parameter.shape[-1] ** -0.5)
-        self.made = model.eval().requires_grad_(False)
+        self.made = model
         model.save_pretrained(folder)
         checkpoint = load_checkpoint(folder)
         self.blocks = BlockDecoder(checkpoint.config, checkpoint.tensors, choose_backend("cpu", "int8", checkpoint))
@@ -74,12 +56,8 @@ def _values(weight: BlockWeight) -> Tensor:
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Base]:
-    """Between them: biases on all linears of the layers, norms on queries and keys, a tied head and one of its own."""
-    qwen3, llama = tmp_path_factory.mktemp("qwen3"), tmp_path_factory.mktemp("llama")
-    return {
-        "qwen3": Base(Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=False)), qwen3),
-        "llama": Base(LlamaForCausalLM(LlamaConfig(**SHAPE, mlp_bias=True, tie_word_embeddings=True)), llama),
-    }
+    models = two_families(265, 64, 96, 32)
+    return {name: Base(model, tmp_path_factory.mktemp(name)) for name, model in models.items()}
 
 
 plans = st.builds(

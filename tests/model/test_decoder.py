@@ -16,9 +16,9 @@ from model.decoder import Decoder
 from model.lora import stack_adapters
 from model.runner import step_tensors
 from model.weights import load_checkpoint
-from scheduler.batch import BLOCK_SIZE, Row
+from scheduler.batch import Row
 from scheduler.cohort import AdapterId
-from tests.model.decoding import JUNK, junk_cache, logits_of, scattered_tables, whole
+from tests.model.decoding import assert_writes_its_own_slots, junk_cache, logits_of, whole
 from tests.model.tiny import FAMILIES, VOCAB_SIZE, make_model
 
 PROMPT_LENGTH = 45
@@ -148,16 +148,7 @@ def test_returns_the_logits_of_the_asked_tokens_only(models: Models) -> None:
 
 
 def test_writes_its_own_slots_and_no_others(models: Models) -> None:
-    decoder = decoder_of(models, "qwen3", backend_of("cpu"))
-    num_blocks, [table] = scattered_tables([PROMPT_LENGTH])
-    kv = junk_cache(decoder, num_blocks)
-    token_ids, step, rows = step_tensors((Row(0, tuple(prompt(6)), 0, table, sampling=None),), torch.device("cpu"))
-    decoder.forward(token_ids, step, rows, kv, None)
-    own = torch.zeros(num_blocks * BLOCK_SIZE, dtype=torch.bool)
-    own[[table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(PROMPT_LENGTH)]] = True
-    for pages in (*kv.keys, *kv.values):
-        written = (pages.flatten(0, 1) != JUNK).flatten(1).any(1)
-        assert torch.equal(written, own)
+    assert_writes_its_own_slots(decoder_of(models, "qwen3", backend_of("cpu")), prompt(6))
 
 
 def random_adapter(decoder: Decoder, load_id: int, seed: int) -> Adapter:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from model.adapter import Adapter
 from model.backend import choose_backend, reference_backend
@@ -22,33 +22,14 @@ from model.weights import load_checkpoint
 from scheduler.cohort import cohort_key
 from tests.model.changed_weights import PARTS, Plan, changed_model, make_adapter, tokens_without_head
 from tests.model.decoding import logits_of, whole
-
-SHAPE = {
-    "vocab_size": 40,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
-    "attention_bias": True,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+from tests.model.two_families import two_families
 
 
 class Base:
     """A tiny model: transformers', and the decoder on each backend."""
 
     def __init__(self, model: PreTrainedModel, path: Path) -> None:
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                noise = torch.randn(parameter.shape, generator=generator)
-                parameter.copy_(1 + 0.2 * noise if "norm" in name else noise * parameter.shape[-1] ** -0.5)
-        self.oracle = model.eval().requires_grad_(False)
+        self.oracle = model
         model.save_pretrained(path)
         checkpoint = load_checkpoint(path)
         backends = {
@@ -67,12 +48,8 @@ class Base:
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Base]:
-    """Between them: biases on all linears of the layers, norms on queries and keys, a tied head and one of its own."""
-    qwen3, llama = tmp_path_factory.mktemp("qwen3"), tmp_path_factory.mktemp("llama")
-    return {
-        "qwen3": Base(Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=False)), qwen3),
-        "llama": Base(LlamaForCausalLM(LlamaConfig(**SHAPE, mlp_bias=True, tie_word_embeddings=True)), llama),
-    }
+    models = two_families(40, 24, 40, 16)
+    return {name: Base(model, tmp_path_factory.mktemp(name)) for name, model in models.items()}
 
 
 plans = st.builds(
