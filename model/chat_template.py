@@ -9,6 +9,7 @@ program: it runs in Jinja's immutable sandbox.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import NoReturn
 
 import jinja2
@@ -82,6 +83,47 @@ class ChatTemplate:
             return template.render(context)
         except _PROGRAM_ERRORS as error:
             raise TemplateError(f"the chat template refuses the messages: {error}") from error
+
+    @cached_property
+    def describes_tools(self) -> bool:
+        """Whether a prompt tells the model of the tools of its request."""
+        return self._shows(_PROBE, [_USER], tools=[_TOOL])
+
+    @cached_property
+    def takes_argument_objects(self) -> bool:
+        """Whether the arguments of an earlier call are given as an object, which becomes JSON; else as JSON text."""
+        return self._shows('"probed_argument"', [_USER, _calling({"probed_argument": 1})], tools=[_TOOL])
+
+    @cached_property
+    def takes_system_messages(self) -> bool:
+        """Whether a conversation may begin with a system message."""
+        return self._shows(_PROBE, [{"role": "system", "content": _PROBE}, _USER])
+
+    def _shows(
+        self, text: str, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] | None = None
+    ) -> bool:
+        try:
+            return text in self.render(messages, tools=tools)
+        except TemplateError:
+            return False
+
+
+_PROBE = "probed_name"
+"""A word that no template writes by itself: where it is in a prompt, it came with the messages."""
+_USER: Mapping[str, object] = {"role": "user", "content": "a"}
+_TOOL: Mapping[str, object] = {
+    "type": "function",
+    "function": {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+def _calling(arguments: Mapping[str, object]) -> Mapping[str, object]:
+    function = {"name": "called", "arguments": arguments}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "123456789", "type": "function", "function": function}],
+    }
 
 
 def _without_none(message: Mapping[str, object]) -> dict[str, object]:

@@ -169,14 +169,14 @@ def _lark(text: ConstraintText, token_named: Callable[[str], int | None] = lambd
             except GbnfError as error:
                 raise ConstraintError(str(error)) from None
         case Syntax.JSON_SCHEMA:
-            return f"start: %json {_with_whitespace(text.text)}"
+            return f"start: %json {schema_with_whitespace(text.text)}"
         case Syntax.REGEX:
             return f"start: /{regex_to_lark(text.text, '')}/"
         case Syntax.LARK:
             return text.text
 
 
-def _with_whitespace(text: str) -> str:
+def schema_with_whitespace(text: str) -> str:
     """Return a JSON schema that says how much whitespace there may be, where it does not. Raises ConstraintError."""
     try:
         schema = json.loads(text)

@@ -1,36 +1,111 @@
-"""From chat messages to the text of a prompt: which messages are taken, and how a trailing answer is continued.
+"""From chat messages to the text of a prompt: how tools and thinking get into it, how a trailing answer is continued,
+and in which form the reply is to be read.
 
 The rules are llama-server's. The template is the model's or an adapter's, rendered by model/chat_template.py.
 """
 
-from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 
 from model.chat_template import ChatTemplate
+from server.chat_messages import Message, read_message
 from server.errors import BodyInvalid, FeatureOff, FieldInvalid
 from server.fields import json_type
+from server.reasoning import ReasoningTags, is_open, tags_in
+from server.reply import ReplyForm
 from server.schemas import ChatFields
+from server.settings import Settings
+from server.tool_fields import ToolUse, read_tool_use
+from server.tool_formats import format_of
+from server.tool_prompt import messages_for_template
 
 
-def render_chat(template: ChatTemplate | None, body: ChatFields) -> str:
-    """Return the prompt of a conversation. A trailing assistant message is left open, for the model to continue.
-    Raises RequestError, or TemplateError where the template refuses.
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """The prompt of a conversation, and how its reply is to be read; None: it is all text."""
+
+    prompt: str
+    form: ReplyForm | None
+    use: ToolUse
+
+
+def render_chat(template: ChatTemplate | None, body: ChatFields, settings: Settings) -> RenderedChat:
+    """Return the prompt of a conversation, and how its reply is to be read. A trailing assistant message is left open,
+    for the model to continue. Raises RequestError, or TemplateError where the template refuses.
     """
     if template is None:
         raise FeatureOff("this model has no chat template; start the server with --chat-template")
     if body.messages is None:
         raise BodyInvalid("'messages' is required")
-    messages = [_read_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
-    variables = dict(body.chat_template_kwargs)
-    if body.reasoning_effort is not None:
+    messages = [read_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
+    use = read_tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    calls, tags = format_of(template), tags_in(template.source)
+    thinks = _thinking_wanted(body, settings)
+    last = _message_to_continue(messages, body)
+    prompt = template.render(
+        messages_for_template(template, calls, messages if last is None else messages[:-1], use),
+        add_generation_prompt=body.add_generation_prompt or last is not None,
+        tools=None if calls.is_generic else [tool.as_json() for tool in use.tools],
+        variables=_variables(body, thinks=thinks),
+    )
+    tail = tags.start if tags is not None and prompt.rstrip().endswith(tags.start) else ""
+    begun = _begun_reply(tail, tags, last, thinks=thinks)
+    reply = ReplyForm(
+        reasoning=None if _reasoning_format(body, settings) == "none" else tags,
+        is_reasoning_begun=tags is not None and is_open(tail + begun, tags),
+        keeps_reasoning=_reasoning_format(body, settings) == "deepseek-legacy",
+        calls=calls if use.callable else None,
+        tool_names=frozenset(tool.name for tool in use.callable),
+    )
+    is_text = reply.reasoning is None and reply.calls is None
+    return RenderedChat(prompt + begun, None if is_text else reply, use)
+
+
+def _variables(body: ChatFields, *, thinks: bool) -> dict[str, object]:
+    now = datetime.now()
+    dates = {"datetime": now.strftime("%b %d %Y"), "date_string": now.strftime("%d %b %Y")}  # llama-server's
+    variables = {**dates, **body.chat_template_kwargs, "enable_thinking": thinks}
+    if body.reasoning_effort == "none":
+        variables.pop("reasoning_effort", None)
+    elif body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
-    begun = _begun_answer(messages, body)
-    if begun is None:
-        return template.render(messages, add_generation_prompt=body.add_generation_prompt, variables=variables)
-    return template.render(messages[:-1], add_generation_prompt=True, variables=variables) + begun
+    return variables
 
 
-def _begun_answer(messages: list[dict[str, object]], body: ChatFields) -> str | None:
-    """Return the text that the answer is to continue, None where it starts afresh."""
+def _thinking_wanted(body: ChatFields, settings: Settings) -> bool:
+    if body.reasoning_effort == "none":
+        return False
+    wanted = body.chat_template_kwargs.get("enable_thinking")
+    if not isinstance(wanted, bool | None):
+        raise FieldInvalid("chat_template_kwargs.enable_thinking", f"type must be boolean, but is {json_type(wanted)}")
+    return settings.reasoning != "off" if wanted is None else wanted
+
+
+def _reasoning_format(body: ChatFields, settings: Settings) -> str:
+    return settings.reasoning_format if body.reasoning_format is None else body.reasoning_format
+
+
+def _begun_reply(tail: str, tags: ReasoningTags | None, last: Message | None, *, thinks: bool) -> str:
+    """Return what the reply begins with: the message to continue, and the end of thinking where none is wanted. `tail`
+    is the start tag where the template has written it.
+    """
+    content = "" if last is None else str(last.get("content") or "")
+    thoughts = None if last is None else last.get("reasoning_content")
+    if tags is None:
+        return content
+    if thoughts:
+        start = "" if tail else f"{tags.start}\n"
+        return f"{start}{thoughts}" + (f"\n{tags.end}\n\n{content}" if content else "")
+    has_no_thoughts = tail and (content or not thinks)
+    return (tags.end if has_no_thoughts else "") + content
+
+
+def _message_to_continue(messages: list[Message], body: ChatFields) -> Message | None:
+    """Return the message whose text the reply is to continue, None where it starts afresh."""
+    if body.add_generation_prompt and body.continue_final_message:
+        raise FieldInvalid(
+            "continue_final_message", "Cannot set both add_generation_prompt and continue_final_message to true."
+        )
     is_assistant = [message["role"] == "assistant" for message in messages[-2:]]
     if not is_assistant or not is_assistant[-1]:
         if body.continue_final_message:
@@ -40,37 +115,6 @@ def _begun_answer(messages: list[dict[str, object]], body: ChatFields) -> str | 
         return None
     if is_assistant == [True, True]:
         raise FieldInvalid("messages", "Cannot have 2 or more assistant messages at the end of the list.")
-    return str(messages[-1].get("content") or "")
-
-
-def _read_message(message: object, field: str) -> dict[str, object]:
-    if not isinstance(message, dict):
-        raise FieldInvalid(field, f"must be an object, but is {json_type(message)}")
-    role = message.get("role")
-    if not isinstance(role, str):
-        raise FieldInvalid(f"{field}.role", f"must be a string, but is {json_type(role)}")
-    if message.get("content") is None and role != "assistant":
-        raise FieldInvalid(f"{field}.content", "All non-assistant messages must contain 'content'")
-    content = message.get("content")
-    return {**message, "content": None if content is None else read_text(content, f"{field}.content")}
-
-
-def read_text(content: object, field: str, part_types: Sequence[str] = ("text",)) -> str:
-    """Return the text of a message's content: a string, or parts of these types, a line each. Raises FieldInvalid."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise FieldInvalid(field, f"must be a string or an array of parts, but is {json_type(content)}")
-    return "\n".join(_read_part(part, f"{field}[{index}]", part_types) for index, part in enumerate(content))
-
-
-def _read_part(part: object, field: str, part_types: Sequence[str]) -> str:
-    if not isinstance(part, Mapping):
-        raise FieldInvalid(field, f"must be an object, but is {json_type(part)}")
-    if part.get("type") not in part_types:
-        supported = " and ".join(f'"{part_type}"' for part_type in part_types)
-        raise FieldInvalid(f"{field}.type", f"only {supported} is supported, but got {part.get('type')!r}")
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise FieldInvalid(f"{field}.text", f"must be a string, but is {json_type(text)}")
-    return text
+    if messages[-1].get("tool_calls"):
+        raise FieldInvalid("messages", "Cannot continue an assistant message that contains tool calls.")
+    return messages[-1]

@@ -105,8 +105,58 @@ class TextPart(TypedDict):
     text: str
 
 
+class CalledFunction(TypedDict):
+    """What an earlier call was."""
+
+    name: str
+    arguments: str | dict[str, object]
+
+
+class ToolCallShape(TypedDict):
+    """A call in an earlier message of the assistant."""
+
+    id: NotRequired[str]
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(TypedDict):
-    """A message of a conversation; `server/chat.py` reads it."""
+    """A message of a conversation; `server/chat_messages.py` reads it."""
 
     role: str
     content: NotRequired[str | list[TextPart] | None]
+    reasoning_content: NotRequired[str | None]
+    tool_calls: NotRequired[list[ToolCallShape] | None]
+    tool_call_id: NotRequired[str | None]
+
+
+class FunctionDefinition(TypedDict):
+    """A function that the model may ask to be called."""
+
+    name: str
+    description: NotRequired[str | None]
+    parameters: NotRequired[dict[str, object] | None]
+
+
+class ToolDefinition(TypedDict):
+    """A tool; `server/tool_fields.py` reads it."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(TypedDict):
+    """A function by its name."""
+
+    name: str
+
+
+class ForcedTool(TypedDict):
+    """The one tool that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice: TypeAlias = Literal["none", "auto", "required"] | ForcedTool
+"""`server/tool_fields.py` reads it."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -68,6 +68,17 @@ def _within(number: float, low: float, high: float) -> float:
     if not low <= number <= high:
         raise refuse(f"Value must be between {low} <= value <= {high}, but got {number}")
     return number
+
+
+def one_of(*names: str) -> BeforeValidator:
+    """One of these words."""
+
+    def read(value: object) -> object:
+        if value not in names:
+            raise refuse(f"must be one of {', '.join(names)}, but got {value!r:.200}")
+        return value
+
+    return BeforeValidator(read, json_schema_input_type=Literal[names])
 
 
 def _typed(kind: type, name: str) -> Callable[[object], object]:

@@ -8,7 +8,7 @@ from typing import Literal, NotRequired, TypeAlias
 
 from typing_extensions import TypedDict
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class TopLogprob(TypedDict):
@@ -168,11 +168,28 @@ class TextCompletion(Envelope):
     timings: Timings
 
 
+class CalledFunction(TypedDict):
+    """A function and its arguments, as JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class Message(TypedDict):
     """An assistant's message."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
 
 
 class ChatChoice(TypedDict):
@@ -193,11 +210,29 @@ class ChatCompletion(Envelope):
     timings: Timings
 
 
+class FunctionDelta(TypedDict):
+    """What a chunk adds to a call: its name at the beginning, pieces of its arguments later."""
+
+    name: NotRequired[str]
+    arguments: str
+
+
+class ToolCallDelta(TypedDict):
+    """A call that begins or goes on."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionDelta
+
+
 class Delta(TypedDict):
     """What a chunk adds to a message."""
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str | None]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallDelta]]
 
 
 class ChunkChoice(TypedDict):

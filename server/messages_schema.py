@@ -1,7 +1,7 @@
-"""The bodies of Anthropic's Messages API, and the chat messages that they make.
+"""The bodies of Anthropic's Messages API, and the chat that they ask to be answered.
 
-Source: Anthropic's API reference. Sampling fields that it doesn't have are those of every generating route. Blocks of
-text may carry `cache_control`: prompts are cached without being asked to.
+Source: Anthropic's API reference. Sampling fields that it doesn't have are those of every generating route. Blocks may
+carry `cache_control`: prompts are cached without being asked to.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,15 +9,17 @@ from typing import Annotated, ClassVar
 
 from pydantic import AliasChoices, Field
 
-from server.chat import read_text
 from server.constraint_fields import Source, format_sources
 from server.errors import FieldInvalid
-from server.field_shapes import ChatMessage, OutputConfig, TextFormat, TextPart, documented
+from server.field_shapes import OutputConfig, TextFormat, TextPart, documented
 from server.fields import JsonArray, JsonObject, Texts, json_type, whole
+from server.messages_blocks import read_message, read_text
+from server.messages_shapes import MessagesMessage, MessagesTool, MessagesToolChoice, Thinking
 from server.schemas import ChatFields, GenerationBody, ListFields
+from server.tool_fields import read_function
 from server.unsupported import NEUTRAL_FOR_ONE_TEXT
 
-_ROLES = ("user", "assistant")
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class MessagesFields(ListFields):
@@ -27,14 +29,14 @@ class MessagesFields(ListFields):
         "container": (),
         "context_management": (),
         "mcp_servers": ([],),
-        "thinking": ({"type": "disabled"},),
-        "tool_choice": (),
-        "tools": ([],),
     }
 
-    messages: Annotated[JsonArray, documented(list[ChatMessage])] = Field([])
+    messages: Annotated[JsonArray, documented(list[MessagesMessage])] | None = None
     system: Annotated[object, documented(str | list[TextPart])] = None
     chat_template_kwargs: JsonObject = Field({})
+    tools: Annotated[JsonArray, documented(list[MessagesTool])] = Field([])
+    tool_choice: Annotated[JsonObject, documented(MessagesToolChoice)] | None = None
+    thinking: Annotated[JsonObject, documented(Thinking)] | None = None
 
 
 class MessagesBody(MessagesFields, GenerationBody):
@@ -70,19 +72,54 @@ def messages_chat(body: MessagesFields) -> ChatFields:
     """Return the conversation that `body` asks to be answered, with the system's text as its first message. Raises
     FieldInvalid.
     """
-    if not body.messages:
-        raise FieldInvalid("messages", "at least one message is required")
+    if body.messages is None:
+        raise FieldInvalid("messages", "'messages' is required")
     messages: list[object] = []
     if body.system is not None:
         messages.append({"role": "system", "content": read_text(body.system, "system")})
-    messages += [_read_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
-    return ChatFields(messages=messages, chat_template_kwargs=body.chat_template_kwargs)
+    for index, message in enumerate(body.messages):
+        messages += read_message(message, f"messages[{index}]")
+    choice = body.tool_choice or {"type": "auto"}
+    return ChatFields(
+        messages=messages,
+        chat_template_kwargs={**body.chat_template_kwargs, **_thinking_wanted(body.thinking)},
+        tools=[_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools)],
+        tool_choice=_read_choice(choice),
+        parallel_tool_calls=not _is_single(choice),
+    )
 
 
-def _read_message(message: object, field: str) -> dict[str, object]:
-    if not isinstance(message, dict):
-        raise FieldInvalid(field, f"must be an object, but is {json_type(message)}")
-    role = message.get("role")
-    if role not in _ROLES:
-        raise FieldInvalid(f"{field}.role", f"must be one of {', '.join(_ROLES)}, but got {role!r}")
-    return {"role": role, "content": read_text(message.get("content"), f"{field}.content")}
+def _read_tool(tool: object, field: str) -> object:
+    if not isinstance(tool, dict):
+        raise FieldInvalid(field, f"must be an object, but is {json_type(tool)}")
+    if tool.get("type", "custom") not in ("custom", None):
+        raise FieldInvalid(f"{field}.type", f'only "custom" is supported, but got {tool["type"]!r}')
+    return read_function(tool, field, "input_schema").as_json()
+
+
+def _read_choice(choice: Mapping[str, object]) -> object:
+    kind, name = choice.get("type"), choice.get("name")
+    if kind == "tool" and isinstance(name, str):
+        return {"type": "function", "function": {"name": name}}
+    if isinstance(kind, str) and kind in _CHOICES:
+        return _CHOICES[kind]
+    raise FieldInvalid(
+        "tool_choice", f"must have the type auto, any, none, or tool with a name, but got {dict(choice)!r:.200}"
+    )
+
+
+def _is_single(choice: Mapping[str, object]) -> bool:
+    value = choice.get("disable_parallel_tool_use")
+    if not isinstance(value, bool | None):
+        raise FieldInvalid("tool_choice.disable_parallel_tool_use", f"must be a boolean, but is {json_type(value)}")
+    return bool(value)
+
+
+def _thinking_wanted(thinking: Mapping[str, object] | None) -> dict[str, object]:
+    """Return what the template is told."""
+    if thinking is None:
+        return {}
+    kind = thinking.get("type")
+    if kind not in ("enabled", "adaptive", "disabled"):
+        raise FieldInvalid("thinking.type", f"must be enabled, adaptive or disabled, but got {kind!r}")
+    return {"enable_thinking": kind != "disabled"}

@@ -7,7 +7,7 @@ Unlike llama-server, a stream carries usage only where it was asked for: some lo
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from scheduler.batch import Sample
@@ -17,6 +17,9 @@ from server.best_of import best_of
 from server.engine import Engine
 from server.errors import GenerationFailed, dump_json, error_body
 from server.native_format import NativeDialect, probability, prompt_progress, timings
+from server.openai_replies import ChoiceReader, delta_of, message_of
+from server.reply import ReplyForm, ReplyReader, read_reply
+from server.reply_parts import Reply
 from server.schemas import GenerationBody
 from server.streaming import Json, frame
 from server.transcript import Piece, Progress, Transcript
@@ -35,11 +38,14 @@ class OpenAIDialect:
     form: Literal["text", "chat"]
     echoes: Sequence[str] = ()
     """The prompts, where answers begin with them."""
+    reply_form: ReplyForm | None = None
     end_of_stream: bytes = DONE
     answer_id: str = field(default_factory=lambda: "chatcmpl-" + secrets.token_hex(16))
     created_s: int = field(default_factory=lambda: int(time.time()))
     _around_text: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
     """What stands before and after the text of each choice's chunks, where nothing else in them changes."""
+    _readers: dict[int, ChoiceReader] = field(default_factory=dict)
+    """Of each choice, where there is a form."""
 
     def opening(self, transcript: Transcript) -> list[Json]:
         """In chat the role comes first, in text the prompt where it is echoed."""
@@ -49,13 +55,15 @@ class OpenAIDialect:
         return [self._chunk(transcript, {"role": "assistant", "content": None}, None, [])]
 
     def partial(self, transcript: Transcript, piece: Piece) -> bytes:
-        """One chunk a piece of text, or of progress."""
+        """One chunk a piece of text, of what is certain of it by now, or of progress."""
         if piece.progress is not None:
             return frame(self._progress_chunk(transcript, piece.progress))
+        if self.reply_form is not None:
+            return self._read_piece(self.reply_form, transcript, piece)
         if not piece.text:
             return b""
         if self._has_more_than_text:
-            return frame(self._full_chunk(transcript, piece))
+            return frame(self._full_chunk(transcript, piece, self._delta(piece.text)))
         around = self._around_text.get(transcript.choice.index)
         if around is None:
             chunk = self._chunk(transcript, self._delta(""), None, [])
@@ -80,8 +88,21 @@ class OpenAIDialect:
     def _native(self, num_answers: int = 1) -> NativeDialect:
         return NativeDialect(self.engine, self.body, self.served, has_many=num_answers > 1)
 
-    def _full_chunk(self, transcript: Transcript, piece: Piece) -> Json:
-        chunk = self._chunk(transcript, self._delta(piece.text), None, piece.samples)
+    def _read_piece(self, form: ReplyForm, transcript: Transcript, piece: Piece) -> bytes:
+        choice = self._choice_reader(form, transcript)
+        choice.samples += piece.samples
+        delta = delta_of(choice.reader.push(piece.text))
+        if not delta:
+            return b""
+        shown = replace(piece, samples=tuple(choice.samples))
+        choice.samples.clear()
+        return frame(self._full_chunk(transcript, shown, delta))
+
+    def _choice_reader(self, form: ReplyForm, transcript: Transcript) -> ChoiceReader:
+        return self._readers.setdefault(transcript.choice.index, ChoiceReader(ReplyReader(form)))
+
+    def _full_chunk(self, transcript: Transcript, piece: Piece, delta: Json) -> Json:
+        chunk = self._chunk(transcript, delta, None, piece.samples)
         if self.body.verbose and self.form == "text":
             chunk["__verbose"] = self._native().piece(transcript, piece)
         if self.body.stream_options.continuous_usage_stats:
@@ -94,16 +115,24 @@ class OpenAIDialect:
         return {"content": text} if self.form == "chat" else {"text": text}
 
     def closing(self, transcript: Transcript) -> list[Json]:
-        """The chunk with the reason, and no text."""
+        """The chunk with the reason, and no text; before it, what of the reply was held back."""
         delta: Json = {} if self.form == "chat" else {"text": ""}
-        chunk = self._chunk(transcript, delta, finish_reason(transcript), [])
+        if self.reply_form is None:
+            return [self._last_chunk(transcript, delta, finish_reason(transcript))]
+        choice = self._choice_reader(self.reply_form, transcript)
+        rest = delta_of(choice.reader.flush())
+        held = [self._chunk(transcript, rest, None, choice.samples)] if rest else []
+        return [*held, self._last_chunk(transcript, delta, finish_reason(transcript, choice.reader.reply))]
+
+    def _last_chunk(self, transcript: Transcript, delta: Json, reason: str) -> Json:
+        chunk = self._chunk(transcript, delta, reason, [])
         if self.body.verbose:
             chunk["__verbose"] = self._native().result(transcript, is_stream=True)
         if self.body.stream_options.continuous_usage_stats:
             chunk["usage"] = usage([transcript])
         if not self.body.stream_options.include_usage:
             chunk["timings"] = timings(transcript)
-        return [chunk]
+        return chunk
 
     def summary(self, transcripts: Sequence[Transcript]) -> list[Json]:
         """The usage of all choices, without choices, where it was asked for."""
@@ -129,13 +158,13 @@ class OpenAIDialect:
 
     def _choice(self, transcript: Transcript) -> Json:
         logprobs = self._logprobs(transcript.samples)
-        reason = finish_reason(transcript)
         index = transcript.choice.index
         if self.form == "text":
-            text = self._echo(transcript) + transcript.text
+            reason, text = finish_reason(transcript), self._echo(transcript) + transcript.text
             return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
-        message = {"role": "assistant", "content": transcript.text}
-        choice: Json = {"finish_reason": reason, "index": index, "message": message}
+        reply = read_reply(self.reply_form, transcript.text)
+        reason = finish_reason(transcript, reply)
+        choice: Json = {"finish_reason": reason, "index": index, "message": message_of(reply)}
         return choice | {"logprobs": logprobs} if logprobs is not None else choice
 
     def _chunk(self, transcript: Transcript, delta: Json, reason: str | None, samples: Sequence[Sample]) -> Json:
@@ -167,9 +196,11 @@ class OpenAIDialect:
         return {"content": [probability(tokenizer, sample, is_post_sampling=is_post_sampling) for sample in samples]}
 
 
-def finish_reason(transcript: Transcript) -> str:
+def finish_reason(transcript: Transcript, reply: Reply | None = None) -> str:
     """Return OpenAI's word for why the answer ended."""
-    return "length" if transcript.reason is FinishReason.LIMIT else "stop"
+    if transcript.reason is FinishReason.LIMIT:
+        return "length"
+    return "tool_calls" if reply is not None and reply.calls else "stop"
 
 
 def usage(transcripts: Sequence[Transcript], num_generated: int | None = None) -> Json:

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from server import answers, dialect_answers, generated_answers
+from server import answers, generated_answers, messages_answers, responses_answers
 from server.door import PUBLIC_PATHS
 from server.errors import JsonResponse, dump_json
 from server.field_shapes import AdapterList
@@ -61,7 +61,7 @@ class Operation:
 
 _NATIVE = Operation(generated_answers.CompletionAnswer, CompletionBody, frames=generated_answers.CompletionFrame)
 _CHAT = Operation(generated_answers.ChatCompletion, ChatBody, frames=generated_answers.ChatChunk)
-_RESPONSES = Operation(dialect_answers.Response, ResponsesBody, frames=dialect_answers.ResponsesFrame)
+_RESPONSES = Operation(responses_answers.Response, ResponsesBody, frames=responses_answers.ResponsesFrame)
 
 OPERATIONS: Mapping[str, Operation] = {
     "GET /health": Operation(answers.Health),
@@ -96,13 +96,13 @@ OPERATIONS: Mapping[str, Operation] = {
     "POST /v1/responses": _RESPONSES,
     "POST /responses": _RESPONSES,
     "POST /v1/messages": Operation(
-        dialect_answers.AssistantMessage,
+        messages_answers.AssistantMessage,
         MessagesBody,
-        frames=dialect_answers.MessagesFrame,
-        error=dialect_answers.MessagesErrorBody,
+        frames=messages_answers.MessagesFrame,
+        error=messages_answers.MessagesErrorBody,
     ),
     "POST /v1/messages/count_tokens": Operation(
-        dialect_answers.TokenCount, MessagesFields, error=dialect_answers.MessagesErrorBody
+        messages_answers.TokenCount, MessagesFields, error=messages_answers.MessagesErrorBody
     ),
     "POST /admin/models/load": Operation(answers.ModelLoaded, LoadModelBody),
     "GET /openapi.json": Operation(),

@@ -1,4 +1,4 @@
-"""How an answer looks in OpenAI's Responses API: one response with one message with one text, whole or as events.
+"""How an answer looks in OpenAI's Responses API: one response with items of output, whole or as events.
 
 An answer that reaches its limit of tokens is `incomplete`, not `completed`, in its status and in its last event.
 Source: OpenAI's API reference; the events' order is that of its streaming guide.
@@ -14,6 +14,9 @@ from scheduler.events import FinishReason
 from server.adapter_registry import ServedList
 from server.engine import Engine
 from server.errors import GenerationFailed, dump_json, error_message
+from server.reply import ReplyForm, ReplyReader
+from server.reply_parts import Content
+from server.responses_items import OutputItems, output_of
 from server.responses_schema import ResponsesBody
 from server.streaming import Json, named_frame
 from server.transcript import Piece, Transcript
@@ -28,44 +31,55 @@ class ResponsesDialect:
     engine: Engine
     body: ResponsesBody
     served: ServedList
+    reply_form: ReplyForm | None = None
     end_of_stream: bytes = b""
     response_id: str = field(default_factory=lambda: "resp_" + secrets.token_hex(16))
-    message_id: str = field(default_factory=lambda: "msg_" + secrets.token_hex(16))
     created_s: int = field(default_factory=lambda: int(time.time()))
+    _items: OutputItems = field(default_factory=OutputItems)
+    _reader: ReplyReader | None = None
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     """The sequence numbers of the events to come."""
     _around_text: tuple[bytes, bytes] | None = None
     """What stands before and after the text of a delta, up to its sequence number."""
 
     def opening(self, transcript: Transcript) -> list[Json]:
-        """The response, its message and the message's text, all of them empty."""
-        return [
-            self._event("response.created", response=self._response(transcript, _IN_PROGRESS)),
-            self._event("response.in_progress", response=self._response(transcript, _IN_PROGRESS)),
-            self._event("response.output_item.added", output_index=0, item=self._message([], _IN_PROGRESS)),
-            self._text_event("response.content_part.added", part=_text_part("")),
+        """The response and, where there can be no other item, its message and the message's text, all of them empty."""
+        begun = [
+            self._response_event("response.created", self._response(transcript, _IN_PROGRESS, [])),
+            self._response_event("response.in_progress", self._response(transcript, _IN_PROGRESS, [])),
         ]
+        if self.reply_form is None:
+            return begun + self._numbered(self._items.begin_message())
+        self._reader = ReplyReader(self.reply_form)
+        return begun
 
     def partial(self, _transcript: Transcript, piece: Piece) -> bytes:
-        """One event a piece of text."""
+        """One event a piece of text, or the events of what is certain of it by now."""
+        if self._reader is not None:
+            events = [event for part in self._reader.push(piece.text) for event in self._items.add(part)]
+            return b"".join(map(named_frame, self._numbered(events)))
         if not piece.text:
             return b""
         if self._around_text is None:
-            event = self._text_event("response.output_text.delta", number=0, delta="", logprobs=[])
+            event = self._items.text_delta("") | {"sequence_number": 0}
             before, _, after = named_frame(event).partition(b'""')  # the first empty string is the text
             self._around_text = before, after.removesuffix(b"0}\n\n")
         before, after = self._around_text
         return before + dump_json(piece.text) + after + b"%d}\n\n" % next(self._numbers)
 
     def closing(self, transcript: Transcript) -> list[Json]:
-        """The text, the message and the response again, as they have become."""
-        status, part = _status(transcript), _text_part(transcript.text)
-        return [
-            self._text_event("response.output_text.done", text=transcript.text, logprobs=[]),
-            self._text_event("response.content_part.done", part=part),
-            self._event("response.output_item.done", output_index=0, item=self._message([part], status)),
-            self._event(f"response.{status}", response=self._response(transcript, status)),
-        ]
+        """What was held back, and the open item and the response again, as they have become."""
+        status = _status(transcript)
+        events: list[Json] = []
+        if self._reader is None:
+            self._items.text = transcript.text
+        else:
+            events = [event for part in self._reader.flush() for event in self._items.add(part)]
+        if self._items.is_empty:
+            events += self._items.begin_message()
+        events += self._items.end(status)
+        response = self._response(transcript, status, self._items.so_far(status))
+        return [*self._numbered(events), self._response_event(f"response.{status}", response)]
 
     def summary(self, _transcripts: Sequence[Transcript]) -> list[Json]:
         """Nothing: the last event has it all."""
@@ -74,9 +88,11 @@ class ResponsesDialect:
     def failure(self, transcripts: Sequence[Transcript], error: GenerationFailed) -> list[Json]:
         """The response as far as it came, with the error in it."""
         [transcript] = transcripts
-        response = self._response(transcript, "failed")
+        if self._reader is None:
+            self._items.text = transcript.text
+        response = self._response(transcript, "failed", self._items.so_far("incomplete"))
         response["error"] = {"code": "server_error", "message": error_message(error)}
-        return [self._event("response.failed", response=response)]
+        return [self._response_event("response.failed", response)]
 
     def frame(self, content: Json) -> bytes:
         """An event with its type as its name."""
@@ -85,23 +101,22 @@ class ResponsesDialect:
     def whole(self, transcripts: Sequence[Transcript]) -> Json:
         """The response."""
         [transcript] = transcripts
-        return self._response(transcript, _status(transcript))
+        status = _status(transcript)
+        if self.reply_form is None:
+            return self._response(transcript, status, output_of([Content(transcript.text)], status))
+        reader = ReplyReader(self.reply_form)
+        parts = [*reader.push(transcript.text), *reader.flush()]
+        return self._response(transcript, status, output_of(parts, status))
 
-    def _event(self, kind: str, number: int | None = None, **content: object) -> Json:
-        return {"type": kind, **content, "sequence_number": next(self._numbers) if number is None else number}
+    def _numbered(self, events: Sequence[Json]) -> list[Json]:
+        return [event | {"sequence_number": next(self._numbers)} for event in events]
 
-    def _text_event(self, kind: str, number: int | None = None, **content: object) -> Json:
-        place: Json = {"item_id": self.message_id, "output_index": 0, "content_index": 0}
-        return self._event(kind, number, **place, **content)
+    def _response_event(self, kind: str, response: Json) -> Json:
+        return {"type": kind, "response": response, "sequence_number": next(self._numbers)}
 
-    def _message(self, content: list[Json], status: str) -> Json:
-        return {"type": "message", "id": self.message_id, "status": status, "role": "assistant", "content": content}
-
-    def _response(self, transcript: Transcript, status: str) -> Json:
+    def _response(self, transcript: Transcript, status: str, output: list[Json]) -> Json:
         sampling = transcript.request.sampling
-        has_text = status != _IN_PROGRESS
-        has_ended = has_text and status != "failed"
-        output = [self._message([_text_part(transcript.text)], status if has_ended else "incomplete")]
+        has_ended = status not in (_IN_PROGRESS, "failed")
         return {
             "id": self.response_id,
             "object": "response",
@@ -115,15 +130,15 @@ class ResponsesDialect:
             "max_output_tokens": self.body.n_predict,
             "metadata": self.body.metadata,
             "model": self.served.model or self.engine.model.name,
-            "output": output if has_text else [],
-            "parallel_tool_calls": True,
+            "output": output,
+            "parallel_tool_calls": self.body.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": self.body.reasoning.get("effort"), "summary": self.body.reasoning.get("summary")},
             "store": False,
             "temperature": sampling.temperature,
             "text": {"format": self.body.text.get("format") or {"type": "text"}},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": "auto" if self.body.tool_choice is None else self.body.tool_choice,
+            "tools": self.body.tools,
             "top_p": sampling.top_p,
             "truncation": "disabled",
             "usage": usage(transcript) if has_ended else None,
@@ -132,10 +147,6 @@ class ResponsesDialect:
 
 def _status(transcript: Transcript) -> str:
     return "incomplete" if transcript.reason is FinishReason.LIMIT else "completed"
-
-
-def _text_part(text: str) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def usage(transcript: Transcript) -> Json:

@@ -1,4 +1,4 @@
-"""The body of OpenAI's Responses API, and the chat messages that it makes.
+"""The body of OpenAI's Responses API, and the chat that it asks to be answered.
 
 Nothing is kept between requests, so whatever refers to an earlier one is refused, and so is what would be stored.
 Source: OpenAI's API reference. Sampling fields are those of every generating route.
@@ -9,16 +9,15 @@ from typing import Annotated, ClassVar, TypeAlias
 
 from pydantic import AliasChoices, BeforeValidator, Field
 
-from server.chat import read_text
 from server.constraint_fields import Source, format_sources
 from server.errors import FieldInvalid
-from server.field_shapes import ChatMessage, TextOptions, documented
-from server.fields import JsonObject, Text, json_type, refuse, whole
+from server.field_shapes import TextOptions, documented
+from server.fields import Flag, JsonArray, JsonObject, Text, json_type, refuse, whole
+from server.responses_input import read_items
+from server.responses_shapes import InputItem, ReasoningWanted, ResponsesTool, ResponsesToolChoice
 from server.schemas import ChatFields, GenerationBody
+from server.tool_fields import read_function
 from server.unsupported import NEUTRAL_FOR_ONE_TEXT
-
-_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
-"""Roles of messages, and what chat templates call them."""
 
 
 def _texts_by_name(value: object) -> object:
@@ -41,7 +40,6 @@ class ResponsesBody(GenerationBody):
         "max_tool_calls": (),
         "previous_response_id": (),
         "prompt": (),
-        "reasoning": ({},),
         "store": (False,),
         "stream_options": ({}, {"include_obfuscation": False}, {"include_usage": True}),
         "truncation": ("disabled",),
@@ -50,9 +48,13 @@ class ResponsesBody(GenerationBody):
     n_predict: Annotated[int, whole(-1)] | None = Field(
         None, validation_alias=AliasChoices("max_output_tokens", "n_predict", "max_completion_tokens", "max_tokens")
     )
-    input: Annotated[object, documented(str | list[ChatMessage])] = None
+    input: Annotated[object, documented(str | list[InputItem])] = None
     instructions: Text | None = None
     metadata: Metadata = Field({})
+    tools: Annotated[JsonArray, documented(list[ResponsesTool])] = Field([])
+    tool_choice: Annotated[object, documented(ResponsesToolChoice)] = None
+    parallel_tool_calls: Flag | None = None
+    reasoning: Annotated[JsonObject, documented(ReasoningWanted)] = Field({})
     text: Annotated[JsonObject, documented(TextOptions)] = Field({})
 
     def constraint_sources(self) -> Iterator[Source]:
@@ -79,23 +81,36 @@ def responses_chat(body: ResponsesBody) -> ChatFields:
     if isinstance(body.input, str):
         messages.append({"role": "user", "content": body.input})
     elif isinstance(body.input, list) and body.input:
-        messages += [_read_item(item, f"input[{index}]") for index, item in enumerate(body.input)]
+        messages += read_items(body.input)
     else:
         raise FieldInvalid("input", f"must be a string or an array of items, but is {_nothing_or_type(body.input)}")
-    return ChatFields(messages=messages)
+    return ChatFields(
+        messages=messages,
+        tools=[_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools)],
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        reasoning_effort=_effort(body.reasoning),
+    )
 
 
 def _nothing_or_type(value: object) -> str:
     return "empty" if value == [] else json_type(value)
 
 
-def _read_item(item: object, field: str) -> dict[str, object]:
-    if not isinstance(item, dict):
-        raise FieldInvalid(field, f"must be an object, but is {json_type(item)}")
-    if item.get("type", "message") != "message":
-        raise FieldInvalid(f"{field}.type", f'only "message" is supported, but got {item["type"]!r}')
-    role = item.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise FieldInvalid(f"{field}.role", f"must be one of {', '.join(_ROLES)}, but got {role!r}")
-    content = read_text(item.get("content"), f"{field}.content", ("input_text", "output_text"))
-    return {"role": _ROLES[role], "content": content}
+def _read_tool(tool: object, field: str) -> object:
+    if not isinstance(tool, dict):
+        raise FieldInvalid(field, f"must be an object, but is {json_type(tool)}")
+    if tool.get("type") != "function":
+        raise FieldInvalid(f"{field}.type", f'only "function" is supported, but got {tool.get("type")!r}')
+    return read_function(tool, field, "parameters").as_json()
+
+
+def _effort(reasoning: Mapping[str, object]) -> str | None:
+    """Return how hard the model is to think. Thinking is given as it is, so there are no summaries to choose from."""
+    for name in ("summary", "generate_summary"):
+        if reasoning.get(name) not in (None, "auto"):
+            raise FieldInvalid(f"reasoning.{name}", f'only "auto" is supported, but got {reasoning[name]!r}')
+    effort = reasoning.get("effort")
+    if not isinstance(effort, str | None):
+        raise FieldInvalid("reasoning.effort", f"must be a string, but is {json_type(effort)}")
+    return effort

@@ -6,9 +6,10 @@ from starlette.routing import Route
 
 from server.arrival import list_for_answer, list_for_now
 from server.chat import render_chat
+from server.chat_choices import make_chat_choices
 from server.door import engine_of
 from server.errors import MESSAGES_PATH, JsonResponse
-from server.generation import encode_prompt, make_choices
+from server.generation import encode_prompt
 from server.messages_format import MessagesDialect
 from server.messages_schema import MessagesBody, MessagesFields, messages_chat
 from server.schemas import read_body
@@ -21,9 +22,9 @@ async def messages(request: Request) -> Answer:
     body = await read_body(request, MessagesBody, engine.unknown_fields)
     chat = messages_chat(body)
     async with list_for_answer(request, engine, body) as served:
-        prompt = render_chat(served.chat_template, chat)
-        choices = await make_choices(engine, body, served, [(prompt,)], "messages")
-        return Answer(engine, choices, body, MessagesDialect(engine, served))
+        rendered = render_chat(served.chat_template, chat, engine.settings)
+        choices = await make_chat_choices(engine, body, served, rendered)
+        return Answer(engine, choices, body, MessagesDialect(engine, served, rendered.form))
 
 
 async def count_tokens(request: Request) -> Response:
@@ -32,8 +33,8 @@ async def count_tokens(request: Request) -> Response:
     body = await read_body(request, MessagesFields, engine.unknown_fields)
     chat = messages_chat(body)
     async with list_for_now(request, engine, body) as served:
-        prompt = render_chat(served.chat_template, chat)
-        ids = await encode_prompt(served.tokenizer, (prompt,), "messages")
+        rendered = render_chat(served.chat_template, chat, engine.settings)
+        ids = await encode_prompt(served.tokenizer, (rendered.prompt,), "messages")
     return JsonResponse({"input_tokens": len(ids)})
 
 

@@ -77,7 +77,7 @@ async def apply_template(request: Request) -> Response:
     engine = engine_of(request)
     body = await read_body(request, ChatFields, engine.unknown_fields)
     async with list_for_now(request, engine, body) as served:
-        answer: RenderedPrompt = {"prompt": render_chat(served.chat_template, body)}
+        answer: RenderedPrompt = {"prompt": render_chat(served.chat_template, body, engine.settings).prompt}
         return JsonResponse(answer)
 
 

@@ -5,6 +5,7 @@ from starlette.routing import Route
 
 from server.arrival import list_for_openai_answer
 from server.chat import render_chat
+from server.chat_choices import make_chat_choices
 from server.door import engine_of
 from server.errors import FieldInvalid
 from server.generation import make_choices, prompt_text, read_prompts
@@ -33,9 +34,9 @@ async def chat_completions(request: Request) -> Answer:
     body = await read_body(request, ChatBody, engine.unknown_fields)
     _refuse_native_fields(body)
     async with list_for_openai_answer(request, engine, body) as served:
-        prompt = render_chat(served.chat_template, body)
-        choices = await make_choices(engine, body, served, [(prompt,)], "messages")
-        return Answer(engine, choices, body, OpenAIDialect(engine, body, served, "chat"))
+        rendered = render_chat(served.chat_template, body, engine.settings)
+        choices = await make_chat_choices(engine, body, served, rendered)
+        return Answer(engine, choices, body, OpenAIDialect(engine, body, served, "chat", reply_form=rendered.form))
 
 
 def _refuse_native_fields(body: GenerationBody) -> None:

@@ -5,8 +5,8 @@ from starlette.routing import Route
 
 from server.arrival import list_for_openai_answer
 from server.chat import render_chat
+from server.chat_choices import make_chat_choices
 from server.door import engine_of
-from server.generation import make_choices
 from server.responses_format import ResponsesDialect
 from server.responses_schema import ResponsesBody, responses_chat
 from server.schemas import read_body
@@ -19,9 +19,9 @@ async def responses(request: Request) -> Answer:
     body = await read_body(request, ResponsesBody, engine.unknown_fields)
     chat = responses_chat(body)
     async with list_for_openai_answer(request, engine, body) as served:
-        prompt = render_chat(served.chat_template, chat)
-        choices = await make_choices(engine, body, served, [(prompt,)], "input")
-        return Answer(engine, choices, body, ResponsesDialect(engine, body, served))
+        rendered = render_chat(served.chat_template, chat, engine.settings)
+        choices = await make_chat_choices(engine, body, served, rendered, "input")
+        return Answer(engine, choices, body, ResponsesDialect(engine, body, served, rendered.form))
 
 
 routes = [

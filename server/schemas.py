@@ -16,8 +16,8 @@ from starlette.requests import Request
 from server import unsupported
 from server.constraint_fields import ConstraintFields
 from server.errors import BodyInvalid, FieldInvalid
-from server.field_shapes import AdapterList, ChatMessage, LogitBias, Prompt, documented
-from server.fields import IS_OBJECT, Flag, JsonArray, JsonObject, Text, Texts, real, whole
+from server.field_shapes import AdapterList, ChatMessage, LogitBias, Prompt, ToolChoice, ToolDefinition, documented
+from server.fields import IS_OBJECT, Flag, JsonArray, JsonObject, Text, Texts, one_of, real, whole
 from server.sampler_fields import SamplerFields
 from server.text_rules import TextRules
 
@@ -115,6 +115,8 @@ class GenerationBody(ListFields, SamplerFields, ConstraintFields, ABC):
 class CompletionBody(GenerationBody):
     """The body of /completion and /v1/completions."""
 
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = unsupported.NEUTRAL_WITHOUT_CHAT
+
     prompt: Annotated[object, documented(Prompt | list[Prompt])] = None
     echo: Flag = False
     n_probs: Annotated[int, whole(0, MAX_LOGPROBS)] = Field(0, validation_alias=AliasChoices("n_probs", "logprobs"))
@@ -132,7 +134,11 @@ class ChatFields(ListFields):
     add_generation_prompt: Flag = True
     continue_final_message: Flag = False
     chat_template_kwargs: JsonObject = {}
+    tools: Annotated[JsonArray, documented(list[ToolDefinition])] | None = None
+    tool_choice: Annotated[object, documented(ToolChoice)] = None
+    parallel_tool_calls: Flag | None = None
     reasoning_effort: Text | None = None
+    reasoning_format: Annotated[str, one_of("none", "auto", "deepseek", "deepseek-legacy")] | None = None
 
 
 class ChatBody(ChatFields, GenerationBody):

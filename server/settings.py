@@ -245,6 +245,18 @@ class Settings(BaseSettings):
             metavar="DIR",
         ),
     ] = ()
+    reasoning: Annotated[
+        Literal["auto", "on", "off"],
+        flag("-rea", "--reasoning", help="off: ask templates for replies without thinking"),
+    ] = "auto"
+    reasoning_format: Annotated[
+        Literal["auto", "none", "deepseek", "deepseek-legacy"],
+        flag(
+            "--reasoning-format",
+            help="where thinking goes. auto, deepseek: into a field of its own; deepseek-legacy: there and into the "
+            "content; none: into the content",
+        ),
+    ] = "auto"
     max_waiting: Annotated[
         NonNegative, flag("--max-waiting", help="requests that may wait for a slot; more get 503", metavar="N")
     ] = 512

@@ -15,10 +15,9 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "backend_sampling": (False,),
     "length_penalty": (1,),
     "use_beam_search": (False,),
-    # Tools.
-    "tools": ([],),
+    # Tools in their older form.
     "functions": ([],),
-    "tool_choice": ("none", "auto"),
+    "function_call": ("none", "auto"),
     # Limits and layout of the answer.
     "suffix": ("",),
     "audio": (),
@@ -28,11 +27,17 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "n_discard": (0,),
     "n_cache_reuse": (0,),
     "truncate_prompt_tokens": (),
-    # Reasoning is part of the text.
-    "reasoning_format": ("none", "auto"),
+    # Reasoning.
     "thinking_budget_tokens": (-1,),
     "reasoning_budget_tokens": (-1,),
 }
+
+NEUTRAL_WITHOUT_CHAT: dict[str, tuple[object, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "reasoning_format": ("none", "auto"),
+}
+"""What means nothing where there are no messages."""
 
 NEUTRAL_FOR_ONE_TEXT: dict[str, tuple[object, ...]] = {
     "n": (1,),
@@ -52,7 +57,7 @@ NEUTRAL_FOR_ONE_TEXT: dict[str, tuple[object, ...]] = {
 
 _SILENT = frozenset(
     {
-        *("chat_format", "function_call", "parallel_tool_calls"),
+        *("chat_format", "parallel_tool_calls"),
         *("metadata", "priority", "request_id", "service_tier", "store", "user"),
     }
 )

@@ -20,7 +20,7 @@ def engine() -> Engine:
 
 def render(engine: Engine, **body: object) -> str:
     """Render the body of a request."""
-    return render_chat(engine.chat_template, parse(ChatFields, body))
+    return render_chat(engine.chat_template, parse(ChatFields, body), engine.settings).prompt
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,6 @@ def render(engine: Engine, **body: object) -> str:
         ({"messages": [USER], "add_generation_prompt": False}, "<user>hi\n"),
         ({"messages": [USER], "chat_template_kwargs": {"shout": True}}, "<user>hi\n<assistant>!"),
         ({"messages": [USER, BEGUN]}, "<user>hi\n<assistant>Well,"),
-        ({"messages": [USER, BEGUN], "continue_final_message": True}, "<user>hi\n<assistant>Well,"),
         (
             {"messages": [USER, BEGUN], "continue_final_message": True, "add_generation_prompt": False},
             "<user>hi\n<assistant>Well,",
@@ -63,7 +62,12 @@ def test_messages_are_rendered(engine: Engine, body: dict[str, object], prompt: 
         ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "Field 'messages[0].content[0].text'"),
         ({"messages": [USER, BEGUN, BEGUN]}, "2 or more assistant messages"),
-        ({"messages": [USER], "continue_final_message": True}, "Field 'continue_final_message'"),
+        (
+            {"messages": [USER], "continue_final_message": True, "add_generation_prompt": False},
+            "Field 'continue_final_message'",
+        ),
+        ({"messages": [USER, BEGUN], "continue_final_message": True}, "Cannot set both add_generation_prompt and"),
+        ({"messages": [USER, {"role": "assistant"}]}, "must contain either 'content' or 'tool_calls'"),
         ({"messages": [USER], "chat_template_kwargs": 5}, "Field 'chat_template_kwargs'"),
     ],
 )
@@ -73,8 +77,8 @@ def test_what_is_no_conversation_is_refused(engine: Engine, body: dict[str, obje
     assert part in str(error.value)
 
 
-def test_an_assistant_message_may_lack_content(engine: Engine) -> None:
-    assert render(engine, messages=[USER, {"role": "assistant"}]) == "<user>hi\n<assistant>"
+def test_the_content_of_an_assistant_message_may_be_null(engine: Engine) -> None:
+    assert render(engine, messages=[USER, {"role": "assistant", "content": None}]) == "<user>hi\n<assistant>"
 
 
 def test_reasoning_effort_goes_to_the_template() -> None:

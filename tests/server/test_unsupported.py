@@ -10,11 +10,11 @@ from tests.server.fakes import BODIES
 REFUSED: list[tuple[str, object]] = [
     ("backend_sampling", True),
     ("backend_sampling", 0),
-    ("tools", [{"type": "function"}]),
-    ("tool_choice", "required"),
+    ("functions", [{"name": "f"}]),
+    ("function_call", {"name": "f"}),
     ("suffix", "x"),
     ("n_keep", -1),
-    ("reasoning_format", "deepseek"),
+    ("reasoning_budget_tokens", 5),
 ]
 
 
@@ -22,6 +22,19 @@ REFUSED: list[tuple[str, object]] = [
 def test_a_feature_that_is_not_there_is_named(field: str, value: object) -> None:
     with pytest.raises(FieldInvalid, match=f"^Field '{field}'"):
         refuse_unsupported({field: value})
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("tools", [{"type": "function"}]), ("tool_choice", "required"), ("reasoning_format", "deepseek")],
+)
+def test_what_belongs_to_chats_is_refused_without_messages(
+    client: httpx.Client, path: str, field: str, value: object
+) -> None:
+    response = client.post(path, json=BODIES[path] | {field: value})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(f"Field '{field}'")
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -1,14 +1,15 @@
-"""The bodies of answers of OpenAI's /v1/responses and Anthropic's /v1/messages, whole and in streams. The OpenAPI
-document is made of these types.
+"""The bodies of answers of OpenAI's /v1/responses, whole and in streams. The OpenAPI document is made of these types.
 
-Source: OpenAI's and Anthropic's API references.
+Source: OpenAI's API reference.
 """
 
 from typing import Literal, TypeAlias
 
 from typing_extensions import TypedDict
 
-from server.fields import JsonArray
+from server.fields import JsonArray, JsonObject
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class OutputText(TypedDict):
@@ -25,9 +26,40 @@ class OutputMessage(TypedDict):
 
     type: Literal["message"]
     id: str
-    status: Literal["in_progress", "completed", "incomplete"]
+    status: ItemStatus
     role: Literal["assistant"]
     content: list[OutputText]
+
+
+class ReasoningText(TypedDict):
+    """What the model thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(TypedDict):
+    """The thinking of a response."""
+
+    type: Literal["reasoning"]
+    id: str
+    status: ItemStatus
+    summary: list[object]
+    content: list[ReasoningText]
+
+
+class FunctionCall(TypedDict):
+    """A call of a function, with its arguments as JSON."""
+
+    type: Literal["function_call"]
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem: TypeAlias = ReasoningItem | OutputMessage | FunctionCall
 
 
 class InputTokensDetails(TypedDict):
@@ -66,16 +98,17 @@ class IncompleteDetails(TypedDict):
     reason: Literal["max_output_tokens"]
 
 
-class TextFormat(TypedDict):
-    """What kind of text there is."""
-
-    type: Literal["text"]
-
-
 class TextConfig(TypedDict):
     """How a response's text is formed."""
 
-    format: TextFormat
+    format: JsonObject
+
+
+class ReasoningUsed(TypedDict):
+    """How the model was asked to think."""
+
+    effort: str | None
+    summary: str | None
 
 
 class Response(TypedDict):
@@ -93,14 +126,14 @@ class Response(TypedDict):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: None
-    reasoning: dict[str, None]
+    reasoning: ReasoningUsed
     store: Literal[False]
     temperature: float
     text: TextConfig
-    tool_choice: Literal["auto"]
+    tool_choice: Literal["none", "auto", "required"] | JsonObject
     tools: JsonArray
     top_p: float
     truncation: Literal["disabled"]
@@ -122,22 +155,22 @@ class ResponseEvent(TypedDict):
 
 
 class OutputItemEvent(TypedDict):
-    """The message began or ended."""
+    """An item began or ended."""
 
     type: Literal["response.output_item.added", "response.output_item.done"]
     output_index: int
-    item: OutputMessage
+    item: OutputItem
     sequence_number: int
 
 
 class ContentPartEvent(TypedDict):
-    """The text of the message began or ended."""
+    """The text of a message or of thinking began or ended."""
 
     type: Literal["response.content_part.added", "response.content_part.done"]
     item_id: str
     output_index: int
     content_index: int
-    part: OutputText
+    part: OutputText | ReasoningText
     sequence_number: int
 
 
@@ -165,114 +198,57 @@ class OutputTextDone(TypedDict):
     sequence_number: int
 
 
-ResponsesFrame: TypeAlias = ResponseEvent | OutputItemEvent | ContentPartEvent | OutputTextDelta | OutputTextDone
+class ReasoningTextDelta(TypedDict):
+    """A piece of thinking."""
+
+    type: Literal["response.reasoning_text.delta"]
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+    sequence_number: int
 
 
-class TextBlock(TypedDict):
-    """The text of a message."""
+class ReasoningTextDone(TypedDict):
+    """The whole thinking."""
 
-    type: Literal["text"]
+    type: Literal["response.reasoning_text.done"]
+    item_id: str
+    output_index: int
+    content_index: int
     text: str
+    sequence_number: int
 
 
-class StopDetails(TypedDict):
-    """Why a message ended; null while it has not."""
+class ArgumentsDelta(TypedDict):
+    """A piece of the arguments of a call."""
 
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence"] | None
-    stop_sequence: str | None
-
-
-class MessagesUsage(TypedDict):
-    """The tokens of a message so far; those of the prompt that were computed before are counted apart."""
-
-    input_tokens: int
-    cache_creation_input_tokens: int
-    cache_read_input_tokens: int
-    output_tokens: int
+    type: Literal["response.function_call_arguments.delta"]
+    item_id: str
+    output_index: int
+    delta: str
+    sequence_number: int
 
 
-class AssistantMessage(StopDetails):
-    """A message, whole or as it begins."""
+class ArgumentsDone(TypedDict):
+    """The whole arguments of a call."""
 
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    content: list[TextBlock]
-    model: str
-    usage: MessagesUsage
-
-
-class MessageStart(TypedDict):
-    """The message began."""
-
-    type: Literal["message_start"]
-    message: AssistantMessage
+    type: Literal["response.function_call_arguments.done"]
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str
+    sequence_number: int
 
 
-class ContentBlockStart(TypedDict):
-    """Its text began."""
-
-    type: Literal["content_block_start"]
-    index: int
-    content_block: TextBlock
-
-
-class TextDelta(TypedDict):
-    """What a piece of the text adds to it."""
-
-    type: Literal["text_delta"]
-    text: str
-
-
-class ContentBlockDelta(TypedDict):
-    """A piece of the text."""
-
-    type: Literal["content_block_delta"]
-    index: int
-    delta: TextDelta
-
-
-class ContentBlockStop(TypedDict):
-    """The text ended."""
-
-    type: Literal["content_block_stop"]
-    index: int
-
-
-class MessageDelta(TypedDict):
-    """The message ended."""
-
-    type: Literal["message_delta"]
-    delta: StopDetails
-    usage: MessagesUsage
-
-
-class SmallEvent(TypedDict):
-    """The stream lives, or has ended."""
-
-    type: Literal["ping", "message_stop"]
-
-
-MessagesFrame: TypeAlias = (
-    MessageStart | ContentBlockStart | ContentBlockDelta | ContentBlockStop | MessageDelta | SmallEvent
+ResponsesFrame: TypeAlias = (
+    ResponseEvent
+    | OutputItemEvent
+    | ContentPartEvent
+    | OutputTextDelta
+    | OutputTextDone
+    | ReasoningTextDelta
+    | ReasoningTextDone
+    | ArgumentsDelta
+    | ArgumentsDone
 )
-
-
-class MessagesErrorDetails(TypedDict):
-    """What went wrong."""
-
-    type: str
-    message: str
-
-
-class MessagesErrorBody(TypedDict):
-    """Anthropic's form of every error."""
-
-    type: Literal["error"]
-    error: MessagesErrorDetails
-
-
-class TokenCount(TypedDict):
-    """The tokens of a prompt."""
-
-    input_tokens: int
