@@ -33,6 +33,7 @@ from model.layer_memory import Dims, Step
 from model.layer_workspace import LayerWorkspace
 from model.layers import RotaryTable
 from model.lora import Adaptable, LoraStack
+from model.outputs import Outputs, Wanted
 from model.rope import local_rope_config, rope_attention_factor, rope_frequencies
 
 _NO_TILES = np.empty(0, np.uint8)
@@ -51,7 +52,7 @@ class _Tables:
 
 
 class BlockDecoder:
-    """A model ready to run: token ids and paged KV in, logits out."""
+    """A model ready to run: token ids and paged KV in, logits or hidden states out."""
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], backend: Backend) -> None:
         """Lay out the weights, a checked checkpoint's `tensors` by Hugging Face's names in any dtype, one at a time."""
@@ -78,24 +79,24 @@ class BlockDecoder:
         self._workspace = LayerWorkspace(config)
 
     def forward(
-        self, token_ids: Tensor, step: AttentionStep, logit_rows: Tensor, kv: KVCache, lora: LoraStack | None
-    ) -> Tensor:
-        """Compute one step, write its keys and values to `kv`, and return the logits of the tokens `logit_rows`.
+        self, token_ids: Tensor, step: AttentionStep, wanted: Wanted, kv: KVCache, lora: LoraStack | None
+    ) -> Outputs:
+        """Compute one step, write its keys and values to `kv`, and return what is wanted of its tokens.
 
-        token_ids (T,) int64; logit_rows int64 indices into them; lora None is the base model. Returns
-        (len(logit_rows), V) float32, more columns where adapters add tokens; valid until the next step. No other token
-        of its steps changes a bit of a token's logits.
+        token_ids (T,) int64; lora None is the base model. No other token of its steps changes a bit of a token's logits
+        or state.
         """
-        T, S = len(token_ids), len(logit_rows)
+        T, S, rows = len(token_ids), len(wanted.logits), wanted.rows
         tables = self._tables(lora, kv)
         workspace = self._workspace
         workspace.make_room(T, S, tables.rank_tiles)
         self._embed(token_ids, lora, workspace.residual)
         run_layers(
-            tables.products, tables.layers, T, workspace.buffers, self._dims, self._step(step, logit_rows, kv),
+            tables.products, tables.layers, T, workspace.buffers, self._dims, self._step(step, rows, S, kv),
             self._configuration, torch.get_num_threads(),
         )  # fmt: skip
-        return self._finish(torch.from_numpy(workspace.logits[:S]), torch.from_numpy(workspace.final[:S]), lora)
+        logits, x = torch.from_numpy(workspace.logits[:S]), torch.from_numpy(workspace.final[: len(rows)])
+        return Outputs(self._finish(logits, x[:S], lora), x[S:])
 
     def _embed(self, token_ids: Tensor, lora: LoraStack | None, residual: NDArray[np.float32]) -> None:
         V, T = self.config.vocab_size, len(token_ids)
@@ -108,14 +109,14 @@ class BlockDecoder:
         if self.config.embedding_scale != 1:
             rows.mul_(self.config.embedding_scale)
 
-    def _step(self, step: AttentionStep, logit_rows: Tensor, kv: KVCache) -> Step:
+    def _step(self, step: AttentionStep, rows: Tensor, num_logit_rows: int, kv: KVCache) -> Step:
         cos, sin = self._rotary.at(step.positions, step.max_context)
         local_cos, local_sin = (cos, sin)
         if self._local_rotary is not self._rotary:
             local_cos, local_sin = self._local_rotary.at(step.positions, step.max_context)
         return Step(
             step.query_starts.numpy(), step.context_lens.numpy(), step.block_tables.numpy(), step.slots.numpy(),
-            cos.numpy(), sin.numpy(), local_cos.numpy(), local_sin.numpy(), logit_rows.numpy(),
+            cos.numpy(), sin.numpy(), local_cos.numpy(), local_sin.numpy(), rows.numpy(), num_logit_rows,
             max(TILE * self._dims.K // self._dims.H, 1), step.max_context, kv.num_blocks,
         )  # fmt: skip
 

@@ -22,11 +22,12 @@ from model.decoder_weights import WeightLoader, head_projection, layer_projectio
 from model.kv_cache import KVCache
 from model.layers import RotaryTable
 from model.lora import Adaptable, LoraStack
+from model.outputs import Outputs, Wanted
 from model.rope import local_rope_config, rope_attention_factor, rope_frequencies
 
 
 class Decoder:
-    """A model ready to run on one backend: token ids and paged KV in, logits out."""
+    """A model ready to run on one backend: token ids and paged KV in, logits or hidden states out."""
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], backend: Backend) -> None:
         """Lay out the weights, a checked checkpoint's `tensors` by Hugging Face's names in any dtype, one at a time."""
@@ -51,13 +52,12 @@ class Decoder:
         self._scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
 
     def forward(
-        self, token_ids: Tensor, step: AttentionStep, logit_rows: Tensor, kv: KVCache, lora: LoraStack | None
-    ) -> Tensor:
-        """Compute one step, write its keys and values to `kv`, and return the logits of the tokens `logit_rows`.
+        self, token_ids: Tensor, step: AttentionStep, wanted: Wanted, kv: KVCache, lora: LoraStack | None
+    ) -> Outputs:
+        """Compute one step, write its keys and values to `kv`, and return what is wanted of its tokens.
 
-        token_ids (T,) int64; logit_rows int64 indices into them; lora None is the base model. Returns
-        (len(logit_rows), V) float32, more columns where adapters add tokens. On a packed backend no other token of its
-        steps changes a bit of a token's logits.
+        token_ids (T,) int64; lora None is the base model. On a packed backend no other token of its steps changes a bit
+        of a token's logits or state.
         """
         ops, attention, eps = self.backend.ops, self.backend.attention, self.config.rms_norm_eps
         rope = local_rope = self._rotary.at(step.positions, step.max_context)
@@ -76,10 +76,11 @@ class Decoder:
             x = ops.add_rms_norm(residual, y, layer.mlp_norm(lora), eps, y_norm)  # (T, D)
             y, y_norm = layer.mlp(x, lora), _weight(layer.mlp_out_norm, lora)  # (T, D)
         assert y is not None, "a decoder has at least one layer"
-        if not len(logit_rows):  # the middle of a prompt
-            return residual.new_empty(0, self.config.vocab_size if lora is None else lora.vocab_size)
-        residual, y = residual[logit_rows], y[logit_rows]
-        return self._logits(self.backend.head_ops.add_rms_norm(residual, y, self._norm(lora), eps, y_norm), lora)
+        rows, S = wanted.rows, len(wanted.logits)
+        if not len(rows):  # the middle of a prompt
+            return Outputs(self._logits(residual[:0], lora), residual[:0])
+        x = self.backend.head_ops.add_rms_norm(residual[rows], y[rows], self._norm(lora), eps, y_norm)
+        return Outputs(self._logits(x[:S], lora), x[S:].float())
 
     def _embed(self, token_ids: Tensor, lora: LoraStack | None) -> Tensor:
         rows = F.embedding(token_ids.clamp(max=self.config.vocab_size), self._embedding).float()  # (T, D)
@@ -89,6 +90,8 @@ class Decoder:
 
     def _logits(self, x: Tensor, lora: LoraStack | None) -> Tensor:
         """Return the logits (S, V) or wider, float32, for x (S, D)."""
+        if not len(x):
+            return x.new_empty(0, self.config.vocab_size if lora is None else lora.vocab_size)
         logits = self._head(x, lora).float()
         if lora is not None:
             logits = lora.extend_logits(logits, x)

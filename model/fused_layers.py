@@ -102,7 +102,8 @@ def _without_owners(step: Step) -> Step:
         array_at(step.sin.ctypes.data, step.sin.shape, FLOATS),
         array_at(step.local_cos.ctypes.data, step.local_cos.shape, FLOATS),
         array_at(step.local_sin.ctypes.data, step.local_sin.shape, FLOATS),
-        _integers(step.logit_rows),
+        _integers(step.final_rows),
+        step.num_logit_rows,
         step.tile_queries,
         step.max_context,
         step.num_blocks,
@@ -158,10 +159,11 @@ def _run_phases(
         ahead = ranks_ahead(products[i + 1], queries, three if i + 1 < L else one, normed.num_blocks)
         product_phase(p, down, one, buffers.gated, T, buffers, buffers.y, ahead, counters, phase + 9, own)
         y_norm = layer[MLP_OUT_NORM]
-    S, phase = len(step.logit_rows), L * PHASES_PER_LAYER
-    if S:
+    S, phase = step.num_logit_rows, L * PHASES_PER_LAYER
+    if len(step.final_rows):
         weight = layers[L, ATTENTION_NORM]
-        _final_norm_phase(buffers, normed, T, step.logit_rows, y_norm, weight, dims, counters, phase, own)
+        _final_norm_phase(buffers, normed, T, step.final_rows, y_norm, weight, dims, counters, phase, own)
+    if S:
         rank_phase(products[L], queries, normed, S, buffers, counters, phase + 1, own)
         product_phase(products[L], queries, one, normed, S, buffers, buffers.logits, nothing, counters, phase + 2, own)
     if configuration_at:
@@ -204,23 +206,23 @@ def _norm_row(x: Array, start: int, weight: Array, D: int, eps: np.float32, out:
 
 @compiled
 def _final_norm_phase(
-    buffers: Buffers, rows: BlockRows, T: int, logit_rows: NDArray[np.int64], y_norm: int, weight: int, dims: Dims,
+    buffers: Buffers, rows: BlockRows, T: int, final_rows: NDArray[np.int64], y_norm: int, weight: int, dims: Dims,
     counters: NDArray[np.int64], phase: int, own: Own,
 ) -> None:  # fmt: skip
-    D, S = dims.D, len(logit_rows)
+    D, count = dims.D, len(final_rows)
     norm, y_weight = floats_at(weight, D), floats_at(y_norm, D if y_norm else 0)
     residual, y, final = (
-        floats_at(buffers.residual, T * D), floats_at(buffers.y, T * D), floats_at(buffers.final, S * D)
+        floats_at(buffers.residual, T * D), floats_at(buffers.y, T * D), floats_at(buffers.final, count * D)
     )  # fmt: skip
-    item = claim(counters, phase, S, own)
+    item = claim(counters, phase, count, own)
     while item >= 0:
-        t = logit_rows[item]
+        t = final_rows[item]
         add_to_residual(residual, y, y_weight, t * D, D, dims.eps)
         _norm_row(residual, t * D, norm, D, dims.eps, final, item * D)
         quantise_row(buffers.final + item * D * 4, rows, item)
         finish(counters, phase, own)
-        item = claim(counters, phase, S, own)
-    wait_for_all(counters, phase, S, own)
+        item = claim(counters, phase, count, own)
+    wait_for_all(counters, phase, count, own)
 
 
 @compiled

@@ -12,10 +12,11 @@ from model.config import ModelConfig
 from model.decoder import Decoder
 from model.kv_cache import KVCache
 from model.lora import Adaptable, LoraStack, Projection
+from model.outputs import Outputs, Wanted
 
 
 class LanguageModel(Protocol):
-    """A model ready to run on one backend: token ids and paged KV in, logits out."""
+    """A model ready to run on one backend: token ids and paged KV in, logits or hidden states out."""
 
     config: ModelConfig
     backend: Backend
@@ -26,12 +27,11 @@ class LanguageModel(Protocol):
     adaptable: Adaptable
 
     def forward(
-        self, token_ids: Tensor, step: AttentionStep, logit_rows: Tensor, kv: KVCache, lora: LoraStack | None
-    ) -> Tensor:
-        """Compute one step, write its keys and values to `kv`, and return the logits of the tokens `logit_rows`.
+        self, token_ids: Tensor, step: AttentionStep, wanted: Wanted, kv: KVCache, lora: LoraStack | None
+    ) -> Outputs:
+        """Compute one step, write its keys and values to `kv`, and return what is wanted of its tokens.
 
-        token_ids (T,) int64; logit_rows int64 indices into them; lora None is the base model. Returns
-        (len(logit_rows), V) float32, more columns where adapters add tokens; valid until the next step.
+        token_ids (T,) int64; lora None is the base model.
         """
         ...
 

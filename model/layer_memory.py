@@ -63,7 +63,7 @@ class Buffers(NamedTuple):
     ranks: RankRows
     """Three times (T, ranks), one after the other: A x of up to three modules."""
     final: int
-    """(S, D): what the head reads, before it is quantised."""
+    """(T, D), its first S rows in use: what the head reads, before it is quantised."""
     logits: int
     """(S, V)."""
 
@@ -79,7 +79,9 @@ class Step(NamedTuple):
     sin: Array
     local_cos: Array
     local_sin: Array
-    logit_rows: NDArray[np.int64]
+    final_rows: NDArray[np.int64]
+    """The tokens whose states are wanted after the last norm: first the S that have logits, then others."""
+    num_logit_rows: int
     tile_queries: int
     max_context: int
     num_blocks: int

@@ -39,8 +39,8 @@ class LayerWorkspace:
         self._kept: list[NDArray[np.uint8]] = []
         self.residual = self._floats(T, D)
         """(T or more, D): the embedded tokens before the step."""
-        self.final = self._floats(S, D)
-        """(S or more, D): what the head read."""
+        self.final = self._floats(T, D)
+        """(T or more, D): the states after the last norm; the head read the first S."""
         self.logits = self._floats(S, config.vocab_size)
         """(S or more, V)."""
         self.buffers = Buffers(

@@ -1,10 +1,12 @@
-"""One step: a batch of plain integers to tensors, through the decoder, to sampled tokens. Decides nothing.
+"""One step: a batch of plain integers to tensors, through the decoder, to sampled tokens and pooled
+states. Decides nothing.
 
 Runs on one thread at a time. Knows no requests beyond the rows of the batch, and no time.
 
 S rows, T tokens in the step, V vocabulary of the batch's adapter list.
 """
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -17,8 +19,10 @@ from model.kv_cache import KVCache
 from model.language_model import LanguageModel
 from model.lora import LoraStack, stack_adapters
 from model.lora_cache import LoraCache
+from model.outputs import Wanted
+from model.pooling import add_states, wanted_tokens
 from model.sampler import sample
-from scheduler.batch import BLOCK_SIZE, Batch, Row, SamplerChain, SamplingParams, StepOutput
+from scheduler.batch import BLOCK_SIZE, Batch, Pooled, Row, SamplerChain, SamplingParams, StepOutput
 from scheduler.cohort import AdapterId
 
 
@@ -32,7 +36,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepOutput:
-        """Compute a batch: write the KV of its tokens, and sample one token for each row that has `sampling`."""
+        """Compute a batch: write the KV of its tokens, sample one token for each row that has `sampling`, and pool the
+        hidden states of each that has `pooling`."""
         return self._compute(batch.rows, self._lora_cache.get(batch.key))
 
     @torch.inference_mode()
@@ -50,9 +55,10 @@ class ModelRunner:
                 self._compute(rows, lora)
 
     def _compute(self, rows: tuple[Row, ...], lora: LoraStack | None) -> StepOutput:
-        token_ids, step, logit_rows = step_tensors(rows, self._decoder.backend.device)
-        logits = self._decoder.forward(token_ids, step, logit_rows, self._kv, lora)  # (rows with sampling, V)
-        return StepOutput(tuple(sample(logits, [row for row in rows if row.sampling is not None])))
+        token_ids, step, wanted = step_tensors(rows, self._decoder.backend.device)
+        logits, states = self._decoder.forward(token_ids, step, wanted, self._kv, lora)
+        samples = tuple(sample(logits, [row for row in rows if row.sampling is not None]))
+        return StepOutput(samples, pool_rows([row for row in rows if row.pooling is not None], states))
 
 
 def _silent_adapter(decoder: LanguageModel) -> Adapter:
@@ -65,8 +71,20 @@ def _silent_adapter(decoder: LanguageModel) -> Adapter:
     return Adapter(AdapterId(-1, ""), "", "", "peft", deltas, 1.0, "", "")
 
 
-def step_tensors(rows: tuple[Row, ...], device: torch.device) -> tuple[Tensor, AttentionStep, Tensor]:
-    """Return the token ids (T,), where they stand, and the indices of the tokens whose logits are wanted."""
+def pool_rows(rows: Sequence[Row], states: Tensor) -> tuple[Pooled, ...]:
+    """Return what rows with `pooling` come to; `states` (n, D) are those that they want, in the order of the rows."""
+    if not rows:
+        return ()
+    parts = np.split(states.cpu().numpy(), np.cumsum([len(wanted_tokens(row)) for row in rows])[:-1])
+    pooled = []
+    for row, part in zip(rows, parts, strict=True):
+        assert row.pooling is not None
+        pooled.append(Pooled(row.request_id, add_states(row.pooling, row.pooled, part)))
+    return tuple(pooled)
+
+
+def step_tensors(rows: tuple[Row, ...], device: torch.device) -> tuple[Tensor, AttentionStep, Wanted]:
+    """Return the token ids (T,), where they stand, and of which something is wanted."""
     # Plain lists: a step has few numbers, and each call of numpy takes as long as a dozen of them.
     counts = [len(row.token_ids) for row in rows]  # (S,)
     starts = list(accumulate(counts, initial=0))  # (S + 1,)
@@ -83,7 +101,11 @@ def step_tensors(rows: tuple[Row, ...], device: torch.device) -> tuple[Tensor, A
     )
     token_ids = [token_id for row in rows for token_id in row.token_ids]
     sampled = [end - 1 for row, end in zip(rows, starts[1:], strict=True) if row.sampling is not None]
-    return _tensor(token_ids, np.int64, device), step, _tensor(sampled, np.int64, device)
+    wanted = Wanted(_tensor(sampled, np.int64, device))
+    if any(row.pooling is not None for row in rows):
+        pooled = [start + i for row, start in zip(rows, starts, strict=False) for i in wanted_tokens(row)]
+        wanted = wanted._replace(states=_tensor(pooled, np.int64, device))
+    return _tensor(token_ids, np.int64, device), step, wanted
 
 
 def _tensor(values: list[int], dtype: type[np.integer], device: torch.device) -> Tensor:

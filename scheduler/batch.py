@@ -169,6 +169,18 @@ class SamplingParams:
         return self.chain is not None and not self.chain.is_usual
 
 
+class Pooling(StrEnum):
+    """How the hidden states of a prompt become an embedding, under llama-server's name."""
+
+    NONE = "none"
+    """They are not pooled: one for each token."""
+    MEAN = "mean"
+    CLS = "cls"
+    """The first token's."""
+    LAST = "last"
+    """The last token's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One request's share of a step: consecutive tokens to compute, the KV blocks they live in, and what to sample."""
@@ -180,7 +192,7 @@ class Row:
     block_table: tuple[int, ...]
     """The request's KV blocks in order; position p lives in block_table[p // BLOCK_SIZE] at p % BLOCK_SIZE."""
     sampling: SamplingParams | None
-    """None where the chunk does not reach the end of the prompt: its logits are not needed."""
+    """None where the chunk does not reach the end of the prompt, or no token is wanted: its logits are not needed."""
     history: tuple[int, ...] = ()
     """The last `history_len` tokens up to and including this row's; empty where no sampler needs them."""
     sampler_state: tuple[float, ...] = ()
@@ -189,6 +201,10 @@ class Row:
     """Which tokens may be sampled; None: all."""
     is_decode: bool = False
     """Whether the row computes just the newest sampled token."""
+    pooling: Pooling | None = None
+    """How the hidden states of its tokens are wanted; None: they are not, which is so of every row that samples."""
+    pooled: bytes = b""
+    """What the request's rows before have left for this one; empty at the first, and where computing begins again."""
 
     @property
     def end(self) -> int:
@@ -232,6 +248,14 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Pooled:
+    """The hidden states of a request so far, pooled: what the model makes of them, and nobody else reads."""
+
+    request_id: int
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class RowFault:
     """A row for which no token can be chosen. Its request ends; the other rows of the batch are unharmed."""
 
@@ -246,3 +270,5 @@ class StepOutput:
     """One outcome for each row of the batch that has `sampling`, in the order of the rows."""
 
     samples: tuple[Sample | RowFault, ...]
+    pooled: tuple[Pooled, ...] = ()
+    """One for each row that has `pooling`, in the order of the rows."""

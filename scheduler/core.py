@@ -85,7 +85,7 @@ class Scheduler:
     def add(self, request: Request, now: float) -> None:
         """Accept a request. Raises a `Refusal`, and changes nothing, where it cannot be served or the queue is full."""
         assert request.request_id not in self._requests, f"request id {request.request_id} is in use"
-        assert request.max_new_tokens >= 1
+        assert request.max_new_tokens >= 1 or request.pooling is not None
         if not request.prompt:
             raise PromptEmpty
         if len(request.prompt) >= self.limits.max_context:
@@ -147,6 +147,9 @@ class Scheduler:
         batch = account.batch
         num_wanted = sum(row.sampling is not None for row in batch.rows)
         assert len(output.samples) == num_wanted, f"{len(output.samples)} samples for {num_wanted} rows that sample"
+        for pooled in output.pooled:
+            if pooled.request_id in self._requests:
+                self._requests[pooled.request_id].pooled = pooled.content
         for key, (num_prompt, num_sampled) in account.service.items():
             self.queue.served(key, num_prompt, num_sampled, now)
         samples = iter(output.samples)
@@ -354,6 +357,8 @@ class Scheduler:
             self.turns.join(request)
         self.kv.register(request)
         self._note_progress(request, now)
+        if request.pooling is not None and request.num_uncomputed == 0:
+            self._finish(request, FinishReason.EMBEDDED, now)
         if sample is None:
             return
         assert sample.request_id == request.request_id

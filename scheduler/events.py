@@ -22,6 +22,8 @@ class FinishReason(StrEnum):
     """The token limit or the context is used up."""
     ABORT = "abort"
     """The client went away or took the request back."""
+    EMBEDDED = "embedded"
+    """Its prompt is computed, and nothing more was wanted than the prompt's hidden states."""
     TIMEOUT = "timeout"
     """Its time was up before it had generated anything."""
     ERROR = "error"

@@ -117,7 +117,7 @@ class KVSpace:
 
     def _hits(self, request: Request) -> list[PrefixNode]:
         """Cached blocks for the start of a request; its last token is always computed, for its logits are wanted."""
-        if not request.reuse_prefix:
+        if not request.can_reuse_prefix:
             return []
         return self._match(request, (request.num_tokens - 1) // BLOCK_SIZE)
 

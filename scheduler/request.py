@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from scheduler.batch import Row, SamplingParams, TokenFilter
+from scheduler.batch import Pooling, Row, SamplingParams, TokenFilter
 from scheduler.cohort import Activations, CohortKey, key_at, next_switch
 from scheduler.events import Finished, FinishReason
 from scheduler.prefix_cache import PrefixNode
@@ -35,7 +35,8 @@ _LEGAL = {
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A generation request. The caller sets the first block of fields once; the scheduler alone changes the second."""
+    """A request for tokens, or for an embedding. The caller sets the first block of fields once; the scheduler alone
+    changes the second."""
 
     request_id: int
     """Unique among the requests of a process."""
@@ -44,7 +45,7 @@ class Request:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     max_new_tokens: int
-    """At least 1; generation also ends where the context does."""
+    """At least 1, or 0 where an embedding is wanted; generation also ends where the context does."""
     eog_ids: frozenset[int] = frozenset()
     """Tokens that end generation; such a token is the last one of the output. Empty where they are ignored."""
     min_new_tokens: int = 0
@@ -59,11 +60,16 @@ class Request:
     """Which adapters of `key` act from a position of the prompt on; fixed, whatever is generated."""
     token_filter: TokenFilter | None = None
     """Which tokens may be generated, for this request alone; None: all."""
+    pooling: Pooling | None = None
+    """Its prompt's hidden states are wanted, pooled so, and no token: it ends when the prompt is computed. Each of them
+    is needed, but for the last token's alone, and so no KV of earlier requests is used."""
 
     state: State = State.WAITING
     output: list[int] = field(default_factory=list)
     sampler_state: tuple[float, ...] = ()
     """What its samplers remember beside its tokens, as of the last of them."""
+    pooled: bytes = b""
+    """The hidden states of its computed tokens, pooled; what it asked for when it has ended as EMBEDDED."""
     slot_id: int | None = None
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
@@ -121,6 +127,11 @@ class Request:
         return len(self.prompt) + len(self.output) - self.num_computed
 
     @property
+    def can_reuse_prefix(self) -> bool:
+        """Whether it can do without computing tokens whose KV is there."""
+        return self.reuse_prefix and self.pooling in (None, Pooling.LAST)
+
+    @property
     def is_decoding(self) -> bool:
         """Whether the next step of this request computes just its newest sampled token."""
         return bool(self.output) and len(self.prompt) + len(self.output) == self.num_computed + 1
@@ -143,7 +154,7 @@ class Request:
     def prefill_row(self, count: int) -> Row:
         """Its share of a step that computes its next `count` tokens; it samples where they are its last."""
         assert not self.is_decoding
-        samples = count == self.num_uncomputed
+        samples = count == self.num_uncomputed and self.pooling is None
         return Row(
             request_id=self.request_id,
             token_ids=self.tokens(self.num_computed, self.num_computed + count),
@@ -153,6 +164,8 @@ class Request:
             history=self.history() if samples else (),
             sampler_state=self.sampler_state,
             token_filter=self.token_filter,
+            pooling=self.pooling,
+            pooled=self.pooled if self.num_computed else b"",
         )
 
     def decode_row(self) -> Row:

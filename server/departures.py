@@ -3,7 +3,7 @@
 import math
 from collections import deque
 
-from scheduler.events import Event, Finished
+from scheduler.events import Event, Finished, FinishReason
 
 _NUM_REMEMBERED = 32
 _MAX_S = 60
@@ -16,9 +16,9 @@ class Departures:
         self._times_s: deque[float] = deque(maxlen=_NUM_REMEMBERED)
 
     def observe(self, event: Event) -> None:
-        """Note the end of a request. One that leaves without a token says nothing about how fast others are served; the
+        """Note the end of a request. One that leaves with nothing says nothing about how fast others are served; the
         choices of a refused request, some of which were accepted for a moment, leave so."""
-        if isinstance(event, Finished) and event.num_generated:
+        if isinstance(event, Finished) and (event.num_generated or event.reason is FinishReason.EMBEDDED):
             self._times_s.append(event.now)
 
     def seconds_until(self, num_places: int, now: float) -> int:

@@ -44,6 +44,7 @@ _VLLM_REASONS = {
     "eos": "stop",
     "word": "stop",
     "limit": "length",
+    "embedded": "stop",
     "abort": "abort",
     "timeout": "abort",
     "error": "error",

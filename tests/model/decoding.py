@@ -9,6 +9,7 @@ from torch import Tensor
 from model.kv_cache import KVCache
 from model.language_model import LanguageModel
 from model.lora import LoraStack
+from model.outputs import Wanted
 from model.runner import ModelRunner, step_tensors
 from scheduler.batch import BLOCK_SIZE, Batch, Row, Sample, SamplingParams
 from scheduler.cohort import CohortKey
@@ -59,7 +60,7 @@ def logits_of(
             rows.append(Row(i, tuple(prompts[i][start:end]), start, tables[i], sampling=None))
             computed[i] = end
         token_ids, step, _ = step_tensors(tuple(rows), decoder.backend.device)
-        out = decoder.forward(token_ids, step, torch.arange(len(token_ids)), kv, lora)  # (T, V)
+        out = decoder.forward(token_ids, step, Wanted(torch.arange(len(token_ids))), kv, lora).logits  # (T, V)
         begin = 0
         for i in present:
             logits[i].append(out[begin : begin + counts[i]].clone())
@@ -112,8 +113,8 @@ def assert_writes_its_own_slots(decoder: LanguageModel, tokens: Sequence[int]) -
     """A prompt's keys and values go to the slots of its tokens, and nothing goes elsewhere."""
     num_blocks, [table] = scattered_tables([len(tokens)])
     kv = junk_cache(decoder, num_blocks)
-    token_ids, step, rows = step_tensors((Row(0, tuple(tokens), 0, table, sampling=None),), torch.device("cpu"))
-    decoder.forward(token_ids, step, rows, kv, None)
+    token_ids, step, wanted = step_tensors((Row(0, tuple(tokens), 0, table, sampling=None),), torch.device("cpu"))
+    decoder.forward(token_ids, step, wanted, kv, None)
     own = torch.zeros(num_blocks * BLOCK_SIZE, dtype=torch.bool)
     own[[table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(len(tokens))]] = True
     for pages in (*kv.keys, *kv.values):

@@ -15,6 +15,7 @@ from model.adapters import Adapter, load_adapter
 from model.backend import choose_backend
 from model.decoder import Decoder
 from model.lora_cache import LoraCache
+from model.outputs import Wanted
 from model.runner import step_tensors
 from model.weights import load_checkpoint
 from scheduler.batch import Row
@@ -59,7 +60,7 @@ class Tiny:
             row = Row(0, tuple(prompt[first:last]), first, table, sampling=None)
             token_ids, step, _ = step_tensors((row,), torch.device("cpu"))
             stack = cache.get(key_at(key, activations, first))
-            logits.append(self.decoder.forward(token_ids, step, torch.arange(last - first), kv, stack))
+            logits.append(self.decoder.forward(token_ids, step, Wanted(torch.arange(last - first)), kv, stack).logits)
         return torch.cat(logits)
 
 

@@ -16,6 +16,7 @@ from model.backend import reference_backend
 from model.decoder import Decoder
 from model.kv_cache import KVCache
 from model.lora import LoraStack, stack_adapters
+from model.outputs import Wanted
 from model.runner import step_tensors
 from model.tensor_shapes import tensor_shapes
 from model.weights import load_checkpoint
@@ -59,7 +60,7 @@ class Base:
         row = Row(request_id=0, token_ids=PROMPT, start=0, block_table=(2, 0, 1), sampling=None)
         token_ids, step, _ = step_tensors((row,), torch.device("cpu"))
         kv = KVCache(self.decoder.config, 3, self.decoder.backend)
-        return self.decoder.forward(token_ids, step, torch.arange(len(PROMPT)), kv, lora)
+        return self.decoder.forward(token_ids, step, Wanted(torch.arange(len(PROMPT))), kv, lora).logits
 
 
 def oracle_logits(model: torch.nn.Module) -> Tensor:

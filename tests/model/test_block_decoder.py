@@ -12,6 +12,7 @@ from model.backend import choose_backend, reference_backend
 from model.block_decoder import BlockDecoder
 from model.decoder import Decoder
 from model.jit import compiles_for
+from model.outputs import Wanted
 from model.runner import step_tensors
 from model.weights import Checkpoint, load_checkpoint
 from scheduler.batch import Row
@@ -121,7 +122,8 @@ def test_returns_the_logits_of_the_asked_tokens_only(checkpoints: Mapping[str, C
     expected = whole(decoder, tokens)
     token_ids, step, _ = step_tensors((Row(0, tuple(tokens), 0, (0, 1), sampling=None),), torch.device("cpu"))
     for asked in ([19], [3, 7], []):
-        got = decoder.forward(token_ids, step, torch.tensor(asked, dtype=torch.int64), junk_cache(decoder, 2), None)
+        wanted = Wanted(torch.tensor(asked, dtype=torch.int64))
+        got = decoder.forward(token_ids, step, wanted, junk_cache(decoder, 2), None).logits
         assert got.shape == (len(asked), VOCAB_SIZE)
         assert torch.equal(got, expected[asked])
 
@@ -142,7 +144,7 @@ def test_a_row_of_nan_spoils_no_other(checkpoints: Mapping[str, Checkpoint]) -> 
         Row(1, (5,), 19, tables[1], sampling=None),
     )
     token_ids, step, _ = step_tensors(rows, torch.device("cpu"))
-    logits = decoder.forward(token_ids, step, torch.arange(21), kv, None)
+    logits = decoder.forward(token_ids, step, Wanted(torch.arange(21)), kv, None).logits
     assert torch.equal(logits[:20], alone)
     assert bool(logits[20].isnan().all())
 

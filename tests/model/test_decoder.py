@@ -14,6 +14,7 @@ from model.adapter import Adapter, LoraDelta
 from model.backend import Backend, choose_backend, reference_backend
 from model.decoder import Decoder
 from model.lora import stack_adapters
+from model.outputs import Wanted
 from model.runner import step_tensors
 from model.weights import load_checkpoint
 from scheduler.batch import Row
@@ -142,7 +143,8 @@ def test_returns_the_logits_of_the_asked_tokens_only(models: Models) -> None:
     expected = whole(decoder, tokens)
     token_ids, step, _ = step_tensors((Row(0, tuple(tokens), 0, (0, 1), sampling=None),), torch.device("cpu"))
     for asked in ([19], [3, 7], []):
-        got = decoder.forward(token_ids, step, torch.tensor(asked, dtype=torch.int64), junk_cache(decoder, 2), None)
+        wanted = Wanted(torch.tensor(asked, dtype=torch.int64))
+        got = decoder.forward(token_ids, step, wanted, junk_cache(decoder, 2), None).logits
         assert got.shape == (len(asked), VOCAB_SIZE)
         assert torch.equal(got, expected[asked])
 

@@ -54,7 +54,7 @@ def regions(workspace: LayerWorkspace, T: int, S: int) -> list[tuple[int, int]]:
         buffers.qkv: T * (H + 2 * K) * h,
         buffers.q: T * H * h,
         buffers.attended: T * H * h,
-        buffers.final: S * D,
+        buffers.final: T * D,
         buffers.logits: S * V,
     }
     found = [(address, 4 * count) for address, count in floats.items()]
@@ -79,7 +79,7 @@ def test_there_is_room_for_the_largest_step_so_far(steps: list[tuple[int, int, i
         T, S, rank_tiles = (max(values) for values in zip(*steps[: i + 1], strict=True))
         T = whole_sixteens(T)
         assert workspace.residual.shape == (T, D)
-        assert workspace.final.shape == (S, D)
+        assert workspace.final.shape == (T, D)
         assert workspace.logits.shape == (S, V)
         assert workspace.buffers.ranks.num_tiles == rank_tiles
         ordered = sorted(regions(workspace, T, S))

@@ -23,6 +23,7 @@ from model.backend import choose_backend
 from model.decoder import Decoder
 from model.kv_cache import KVCache
 from model.lora import stack_adapters
+from model.outputs import Wanted
 from model.runner import step_tensors
 from model.weights import load_checkpoint
 from scheduler.batch import Row
@@ -79,7 +80,7 @@ class Base:
         token_ids, step, _ = step_tensors((row,), torch.device("cpu"))
         kv = KVCache(self.decoder.config, 3, self.decoder.backend)
         stack = stack_adapters(scaled, self.decoder.adaptable, self.decoder.backend)
-        return self.decoder.forward(token_ids, step, torch.arange(len(tokens)), kv, stack)
+        return self.decoder.forward(token_ids, step, Wanted(torch.arange(len(tokens))), kv, stack).logits
 
 
 @pytest.fixture(scope="module")

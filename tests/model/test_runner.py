@@ -31,16 +31,17 @@ def test_a_mixed_step_becomes_flat_tensors() -> None:
         Row(5, token_ids=(60, 61, 62), start=15, block_table=(1, 8), sampling=None),
         Row(6, token_ids=(70, 71), start=0, block_table=(5,), sampling=GREEDY),
     )
-    token_ids, step, logit_rows = step_tensors(rows, torch.device("cpu"))
+    token_ids, step, wanted = step_tensors(rows, torch.device("cpu"))
     assert token_ids.tolist() == [50, 60, 61, 62, 70, 71]
-    assert logit_rows.tolist() == [0, 5]
+    assert wanted.logits.tolist() == [0, 5]
+    assert wanted.states.tolist() == []
     assert step.query_starts.tolist() == [0, 1, 4, 6]
     assert step.context_lens.tolist() == [17, 18, 2]
     assert step.block_tables.tolist() == [[9, 2], [1, 8], [5, 0]]
     assert (step.max_query, step.max_context) == (3, 18)
     assert step.positions.tolist() == [16, 15, 16, 17, 0, 1]
     assert step.slots.tolist() == [2 * 16, 1 * 16 + 15, 8 * 16, 8 * 16 + 1, 5 * 16, 5 * 16 + 1]
-    for indices in (token_ids, logit_rows, step.slots, step.positions):
+    for indices in (token_ids, wanted.logits, wanted.states, step.slots, step.positions):
         assert indices.dtype == torch.int64
     for narrow in (step.query_starts, step.context_lens, step.block_tables):
         assert narrow.dtype == torch.int32

@@ -1,6 +1,6 @@
 """Requests and limits for tests of the scheduler. What a test does not speak of is set to something plain."""
 
-from scheduler.batch import Batch, Sample, SamplingParams, StepOutput
+from scheduler.batch import Batch, Pooling, Sample, SamplingParams, StepOutput
 from scheduler.cohort import BASE, Activations, AdapterId, CohortKey, cohort_key
 from scheduler.core import Scheduler, SchedulerLimits
 from scheduler.events import Admitted, Event, Finished, Preempted
@@ -30,17 +30,19 @@ def make_request(
     slot_id_wanted: int | None = None,
     reuse_prefix: bool = True,
     activations: Activations = (),
+    pooling: Pooling | None = None,
 ) -> Request:
     return Request(
         request_id=request_id,
         key=key,
         prompt=prompt,
         sampling=sampling,
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=max_new_tokens if pooling is None else 0,
         eog_ids=eog_ids,
         slot_id_wanted=slot_id_wanted,
         reuse_prefix=reuse_prefix,
         activations=activations,
+        pooling=pooling,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from zlib import crc32
 
-from scheduler.batch import BLOCK_SIZE, Batch, Row, Sample, StepOutput
+from scheduler.batch import BLOCK_SIZE, Batch, Pooled, Pooling, Row, Sample, StepOutput
 from scheduler.cohort import CacheSeed, cache_seed
 from scheduler.request import Request
 
@@ -59,7 +59,8 @@ class FakeModel:
             self._write(row, seed)
         for row in batch.rows:
             self._check_context(row, seed)
-        return StepOutput(tuple(self._sample(row, seed) for row in batch.rows if row.sampling is not None))
+        samples = tuple(self._sample(row, seed) for row in batch.rows if row.sampling is not None)
+        return StepOutput(samples, tuple(self._pool(row) for row in batch.rows if row.pooling is not None))
 
     def _cell_at(self, row: Row, position: int) -> Cell | None:
         return self._cells.get((row.block_table[position // BLOCK_SIZE], position % BLOCK_SIZE))
@@ -79,7 +80,20 @@ class FakeModel:
         for position in range(row.end):
             expected = context[position]
             assert self._cell_at(row, position) == expected, f"request {row.request_id} reads foreign KV at {position}"
-        assert (row.sampling is not None) == (row.end == len(context)), "samples just where the context ends"
+        is_end = row.end == len(context)
+        assert (row.sampling is not None) == (is_end and row.pooling is None), "samples just where the context ends"
+
+    def _pool(self, row: Row) -> Pooled:
+        cells = [self._cell_at(row, position) for position in range(row.start, row.end)]
+        chains = [cell.chain for cell in cells if cell is not None]
+        if row.pooling is Pooling.LAST:
+            return Pooled(row.request_id, pooled_chains(chains[-1:]))
+        return Pooled(row.request_id, row.pooled + pooled_chains(chains))
+
+    def embedding(self, request: Request) -> bytes:
+        """What a request for an embedding is to end with."""
+        chains = [cell.chain for cell in self._contexts[request.request_id]]
+        return pooled_chains(chains[-1:] if request.pooling is Pooling.LAST else chains)
 
     def _sample(self, row: Row, seed: CacheSeed) -> Sample:
         assert row.sampling is not None
@@ -91,6 +105,11 @@ class FakeModel:
         context = self._contexts[row.request_id]
         context.append(_extend(context, seed, token_id))
         return Sample(row.request_id, token_id, sampler_state=(float(mixed),))
+
+
+def pooled_chains(chains: list[int]) -> bytes:
+    """The labels of positions, as an embedding that tells which they were, and in which order."""
+    return b"".join(b"%d," % chain for chain in chains)
 
 
 def _extend(context: list[Cell], seed: CacheSeed, token_id: int) -> Cell:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from scheduler.batch import BLOCK_SIZE, Batch, RowFault, StepOutput
+from scheduler.batch import BLOCK_SIZE, Batch, Pooling, RowFault, StepOutput
 from scheduler.cohort import CohortKey, cache_seed
 from scheduler.core import Scheduler, SchedulerLimits
 from scheduler.errors import PromptEmpty, PromptTooLong, QueueFull, Refusal, SlotUnknown
@@ -135,11 +135,13 @@ class Harness:
         """Compute the step in flight, as late as possible, and commit it; perhaps with a fault in its last row."""
         batch = self.scheduler.in_flight
         assert batch is not None
-        samples = self.model.execute(batch).samples
+        output = self.model.execute(batch)
+        samples = output.samples
         faults = [RowFault(sample.request_id, "no token") for sample in samples[-1:] if has_fault]
         harmed = {fault.request_id for fault in faults} - self.finished.keys()
         ended = set(self.finished)
-        self.scheduler.commit(StepOutput((*samples[: len(samples) - len(faults)], *faults)), self._now)
+        outcomes = (*samples[: len(samples) - len(faults)], *faults)
+        self.scheduler.commit(StepOutput(outcomes, output.pooled), self._now)
         self._observe()
         if self.policy == "fair":
             self.lists.computed(batch, self.requests)
@@ -276,11 +278,23 @@ class Harness:
         output = self.outputs[event.request_id]
         assert event.num_generated == len(output)
         self.counts[event.reason.value] += 1
+        if request.pooling is not None:
+            self._check_embedding(request, event)
+            return
         alone, reason = answer_alone(request, self.limits.max_context)
         if event.reason in (FinishReason.EOS, FinishReason.LIMIT):
             assert (output, event.reason) == (alone, reason), "another answer than alone (I9)"
         else:
             assert output == alone[: len(output)], "another beginning than alone (I9)"
+
+    def _check_embedding(self, request: Request, event: Finished) -> None:
+        assert event.num_generated == 0
+        if event.reason is FinishReason.EMBEDDED:
+            assert request.pooled == self.model.embedding(request), "another embedding than alone (I9)"
+            assert event.num_cached == 0 or request.pooling is Pooling.LAST
+            self.counts["cached start of an embedding"] += event.num_cached > 0
+        else:
+            assert event.reason not in (FinishReason.EOS, FinishReason.LIMIT)
 
     def _check_batch(self, batch: Batch) -> None:
         """The step serves its whole cohort: all that decode, then prompts, oldest first, as far as the budget goes."""
@@ -294,10 +308,12 @@ class Harness:
         num_chunks = len(rows) - len(decoding)
         assert rows == decoding + prefilling[:num_chunks]
         assert [row.is_decode for row in batch.rows] == [True] * len(decoding) + [False] * num_chunks
-        unfinished = [row.request_id for row in batch.rows if row.sampling is None] + prefilling[num_chunks:]
+        ends = [row.end == self.requests[row.request_id].num_tokens for row in batch.rows]
+        unfinished = [other for other, ends_here in zip(rows, ends, strict=True) if not ends_here]
+        unfinished += prefilling[num_chunks:]
         if unfinished:
             assert batch.num_tokens == self.limits.max_step_tokens, "a prompt waits although the step has room"
-            assert all(row.sampling is not None for row in batch.rows[:-1]), "a younger prompt went ahead"
+            assert all(ends[:-1]), "a younger prompt went ahead"
         assert batch.num_tokens <= self.limits.max_step_tokens
         self.counts["decode and prefill in one step"] += bool(decoding) and num_chunks > 0
         self.counts["chunked prompt"] += bool(unfinished)
@@ -328,7 +344,7 @@ class Harness:
         blocks = self.scheduler.kv.blocks
         if request.blocks:
             return blocks.num_available - blocks_for(request.num_tokens) + len(request.blocks)
-        num_full = (request.num_tokens - 1) // BLOCK_SIZE if request.reuse_prefix else 0
+        num_full = (request.num_tokens - 1) // BLOCK_SIZE if request.can_reuse_prefix else 0
         content = (block_content(request, i) for i in range(num_full))
         hits = self.scheduler.kv.cache.match(cache_seed(request.key_at(0)), content)
         num_idle_hits = sum(blocks.is_idle(node.block_id) for node in hits)

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from scheduler.batch import BLOCK_SIZE, SamplingParams
+from scheduler.batch import BLOCK_SIZE, Pooling, SamplingParams
 from scheduler.cohort import BASE, CohortKey
 from scheduler.core import SchedulerLimits
 from scheduler.events import FinishReason
@@ -137,6 +137,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             reuse_prefix=reuse_prefix,
         )
         return self.offer(request)
+
+    @rule(
+        target=requests,
+        key=st.sampled_from(KEYS),
+        prompt=prompts(),
+        pooling=st.sampled_from(Pooling),
+        slot_id_wanted=st.sampled_from([None, None, None, 1]),
+    )
+    def add_embedding(
+        self, key: CohortKey, prompt: tuple[int, ...], pooling: Pooling, slot_id_wanted: int | None
+    ) -> int | MultipleResults[int]:
+        return self.offer(
+            make_request(self.num_offered, prompt, key=key, pooling=pooling, slot_id_wanted=slot_id_wanted)
+        )
 
     def offer(self, request: Request) -> int | MultipleResults[int]:
         self.num_offered += 1
