@@ -58,6 +58,8 @@ class AliasCollector(Collector):
         """`models` is read at each scrape; the last one, the newest, gives its name to all series."""
         self._own = own
         self._models = models
+        self._lora_labels: dict[str, str] = {}
+        self._lora_labels_s = 0.0
 
     def collect(self) -> Iterator[Metric]:
         """Yield each alias with the present values of its source."""
@@ -79,7 +81,7 @@ class AliasCollector(Collector):
 
     def _lora_requests(self) -> Metric:
         """Running: adapters that some running request uses; waiting: those that only waiting requests use. `max_lora`
-        is how many may be in memory, or are where any number may.
+        is how many may be in memory, or are where any number may. The value is when this was first so.
         """
         running = running_by_adapter(self._models).keys()
         waiting = waiting_by_adapter(self._models).keys() - running
@@ -88,10 +90,12 @@ class AliasCollector(Collector):
             "running_lora_adapters": ",".join(sorted(running)),
             "waiting_lora_adapters": ",".join(sorted(waiting)),
         }
+        if labels != self._lora_labels:
+            self._lora_labels, self._lora_labels_s = labels, time.time()
         family = GaugeMetricFamily(
-            "vllm:lora_requests_info", "Adapters in use; the time as value.", labels=list(labels)
+            "vllm:lora_requests_info", "Adapters in use; the time of the last change as value.", labels=list(labels)
         )
-        family.add_metric(list(labels.values()), time.time())
+        family.add_metric(list(labels.values()), self._lora_labels_s)
         return family
 
 

@@ -2,10 +2,11 @@
 
 Every family is called `cohort_…`. What is read at scrape time stands in `metric_state.py` and `metric_adapters.py`,
 what is counted for every token in `metric_tokens.py`; the names that existing dashboards and gateways read are the same
-series again, from the table in `metric_aliases.py`. Label values are chosen by the server (adapter names, reasons,
-states), and their number is bounded. One `Metrics` lasts as long as the process, whatever models it serves: no counter
-runs backwards where another model takes over."""
+series again, from the table in `metric_aliases.py`, and what only llama-server counts is in `metric_llama_server.py`.
+Label values are chosen by the server (adapter names, reasons, states), and their number is bounded. One `Metrics` lasts
+as long as the process, whatever models it serves: no counter runs backwards where another model takes over."""
 
+import time
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -16,6 +17,7 @@ from scheduler.cohort import AdapterId
 from scheduler.events import Admitted, Event, Finished, FinishReason, Paused, Preempted, Resumed, StepDone, TokenSampled
 from server.metric_adapters import AdapterCollector, AdapterTotals
 from server.metric_aliases import AliasCollector
+from server.metric_llama_server import HIGH_WATER_MARK, LlamaServerCollector
 from server.metric_state import MeasuredModel, StateCollector
 from server.metric_tokens import TokenCollector
 from server.resident import AdapterDropped, AdapterLoaded, AdapterLoadFailed, ResidencyEvent
@@ -31,6 +33,7 @@ _STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15
 _LOAD_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_HEAD = f"# TYPE {HIGH_WATER_MARK} ".encode()
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -38,6 +41,7 @@ class Metrics:
     """The metrics of one server. `registry` is what `/metrics` renders."""
 
     def __init__(self) -> None:
+        self.started_s = time.time()
         own = CollectorRegistry()
         self._own = own
         self._models: list[MeasuredModel] = []
@@ -52,6 +56,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(own)
         self.registry.register(AliasCollector(own, self._models))
+        self.llama_server = LlamaServerCollector()
+        self.registry.register(self.llama_server)
 
     def add(self, model: MeasuredModel) -> None:
         """Read a model too from now on; it gives its name to vLLM's series."""
@@ -64,7 +70,10 @@ class Metrics:
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the exposition and its content type, in the format that the header `accept` asks for."""
         encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+        body: bytes = encode(self.registry)
+        if content_type.startswith("text/plain"):  # OpenMetrics has no counters without _total
+            body = body.replace(_HEAD + b"gauge", _HEAD + b"counter")
+        return body, content_type
 
     def _add_request_metrics(self) -> None:
         self._finished = self._counter("requests_finished", "Requests ended, by reason.", "reason")
