@@ -41,18 +41,23 @@ def read_serve_settings(arguments: Sequence[str]) -> Settings:
     return read_settings(parser, arguments)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
-    command, rest = read_command(sys.argv[1:] if arguments is None else arguments)
-    if command == "simulate":
-        return run_simulate(rest)
-    settings = read_serve_settings(rest)
+def set_thread_defaults() -> None:
+    """Set what the arithmetic libraries read from the environment once: before torch is imported, or not at all."""
     # Read by libgomp when torch is imported. By default its threads spin for milliseconds at every barrier; when some
     # other thread needs the core (the event loop, a client on the same machine), a step's 300 barriers wait for it.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     # Read by oneDNN before its first product. With AMX its products of bfloat16 give a row other bits in other batches,
     # and serial equivalence goes; with AVX-512 they do not.
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    command, rest = read_command(sys.argv[1:] if arguments is None else arguments)
+    if command == "simulate":
+        return run_simulate(rest)
+    settings = read_serve_settings(rest)
+    set_thread_defaults()
     from server.lifecycle import serve  # only now: a wrong flag should not wait for torch
 
     return serve(settings)

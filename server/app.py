@@ -19,7 +19,8 @@ from server import (
     routes_slots,
 )
 from server.body_limit import BodyLimit
-from server.door import Cors, Door, Gate
+from server.cors import Cors
+from server.door import Door, Gate
 from server.errors import KNOWN, PathUnknown, error_response
 from server.model_swap import ServedModels
 from server.openapi import openapi_route
@@ -41,7 +42,7 @@ def create_app(door: Door, models: ServedModels) -> Starlette:
     ]
     app = Starlette(
         routes=[*routes, openapi_route(routes)],
-        middleware=[Middleware(Cors), Middleware(Gate, door=door), Middleware(BodyLimit)],
+        middleware=[Middleware(Cors, origins=door.cors_origins), Middleware(Gate, door=door), Middleware(BodyLimit)],
         exception_handlers={
             HTTPException: _unknown_path,
             **dict.fromkeys(KNOWN, _answer_error),

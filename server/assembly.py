@@ -49,7 +49,7 @@ def load_engine(settings: Settings, previous: Engine | None = None) -> Engine:
     torch.set_num_threads(settings.threads or num_physical_cores())
     catalog = open_catalog(settings) if previous is None else previous.adapters.catalog.with_base(model_names(settings))
     checkpoint = load_checkpoint(settings.model)
-    backend = choose_backend(settings.device, settings.dtype, checkpoint)
+    backend = choose_backend(_device(settings), settings.dtype, checkpoint)
     tokenizer = load_tokenizer(checkpoint)
     chat_template = choose_chat_template(settings, tokenizer)
     config = checkpoint.config
@@ -117,12 +117,14 @@ def assemble(
 
     def observe(event: Event) -> None:
         metrics.observe(event, name_of)
+        meter.observe(event)
         departures.observe(event)
         registry.observe(event)
 
     names = [entry.name for entry in catalog.entries]
     check_names(settings.adapter_weight, names, can_come_later=can_come_later(settings))
     metrics = Metrics() if previous is None else previous.metrics
+    meter = metrics.llama_server.meter()
     scheduler = Scheduler(limits, choose_policy(settings, limits, name_of))
     loop = StepLoop(scheduler, executor, observe=observe)
     lists = make_lists(loop)
@@ -146,6 +148,16 @@ def choose_policy(settings: Settings, limits: SchedulerLimits, name_of: Callable
     fairness = FairnessSettings(settings.max_wait, settings.fair_slack, settings.max_active_lists)
     weight_of = weigh_lists(settings.adapter_weight, name_of)
     return make_policy(settings.policy, limits.num_slots, fairness, weight_of)
+
+
+def _device(settings: Settings) -> str:
+    if settings.gpu_layers != 0:
+        return settings.device
+    if settings.device == "cuda":
+        raise ValueError(
+            "--gpu-layers 0 keeps the model off the card that --device cuda asks for; leave one of them out"
+        )
+    return "cpu"
 
 
 def template_source(settings: Settings) -> str | None:

@@ -28,12 +28,15 @@ def plan_limits(settings: Settings, n_ctx_train: int, block_bytes: int, free_byt
     """
     context = n_ctx_train
     if settings.ctx_size:
-        context = min(settings.ctx_size // settings.parallel, n_ctx_train)
+        share = settings.ctx_size if settings.kv_unified else settings.ctx_size // settings.parallel
+        context = min(share, n_ctx_train)
         if context < 2:
             raise CapacityError(
                 f"--ctx-size {settings.ctx_size} leaves each of {settings.parallel} slots no room, raise it"
             )
     num_blocks = settings.parallel * _blocks(context)
+    if settings.ctx_size and settings.kv_unified:
+        num_blocks = min(num_blocks, _blocks(settings.ctx_size))
     if settings.kv_cache_bytes:
         num_blocks = min(num_blocks, settings.kv_cache_bytes // block_bytes)
     elif not settings.ctx_size:
@@ -49,7 +52,7 @@ def plan_limits(settings: Settings, n_ctx_train: int, block_bytes: int, free_byt
         num_slots=settings.parallel,
         num_blocks=num_blocks,
         max_context=min(context, num_blocks * BLOCK_SIZE),
-        max_step_tokens=max(settings.batch_size, settings.parallel),
+        max_step_tokens=max(min(settings.batch_size, settings.ubatch_size or settings.batch_size), settings.parallel),
         max_waiting=settings.max_waiting,
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from server.adapter_arguments import paths_at_scale_1, paths_with_scales
+from server.foreign_flags import add_foreign_flags
 from server.settings import ENV_PREFIX, Flag, Settings
 
 _OF_POLICY_FAIR = ("max_wait", "fair_slack", "max_active_lists", "adapter_weight")
@@ -48,6 +49,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         argument.help = spelling.help
         if _is_worth_showing(field.default):
             argument.help += f" (default {field.default})"
+    add_foreign_flags(parser)
 
 
 def _spelling(name: str) -> Flag:

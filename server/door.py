@@ -1,4 +1,4 @@
-"""What every HTTP request passes before it reaches a route: CORS, the API key, and whether the model is there yet.
+"""What every HTTP request passes before it reaches a route: the API key, and whether the model is there yet.
 
 Pure ASGI, so that streams and disconnects pass through untouched. Routes ask `engine_of` for the model: a request has
 one from its beginning to its end, whichever is served to others meanwhile.
@@ -6,13 +6,12 @@ one from its beginning to its end, whichever is served to others meanwhile.
 
 import secrets
 from dataclasses import dataclass, field
-from functools import partial
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.cors import ANY_ORIGIN
 from server.engine import Engine
 from server.errors import ApiKeyInvalid, ModelLoading, RequestError, error_response
 
@@ -27,6 +26,8 @@ class Door:
     """The state of the server as connections see it. One for each app."""
 
     api_keys: frozenset[str] = field(default=frozenset(), repr=False)
+    cors_origins: str = ANY_ORIGIN
+    """Of the web pages that may use the API, as `Cors` reads them."""
     engine: Engine | None = None
     """What new requests get; None until the first model is ready."""
     is_closing: bool = False
@@ -72,39 +73,3 @@ class Gate:
         if scope["path"] not in PUBLIC_PATHS and not self.door.knows(Headers(scope=scope)):
             return ApiKeyInvalid()
         return None
-
-
-class Cors:
-    """Lets web pages of any origin use the API, as llama-server does: echoes the origin and answers every OPTIONS."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        origin = Headers(scope=scope).get("origin")
-        answer = send if origin is None else partial(_send_with_origin, origin, send)
-        if scope["method"] == "OPTIONS":
-            await _preflight()(scope, receive, answer)
-        else:
-            await self.app(scope, receive, answer)
-
-
-async def _send_with_origin(origin: str, send: Send, message: Message) -> None:
-    if message["type"] == "http.response.start":
-        headers = MutableHeaders(scope=message)
-        headers["Access-Control-Allow-Origin"] = origin
-        headers.add_vary_header("Origin")
-    await send(message)
-
-
-def _preflight() -> Response:
-    return Response(
-        headers={
-            "Access-Control-Allow-Credentials": "true",
-            "Access-Control-Allow-Methods": "GET, POST, DELETE, OPTIONS",
-            "Access-Control-Allow-Headers": "*",
-        }
-    )

@@ -53,7 +53,7 @@ class Service:
         read.
         """
         self.settings = settings
-        self.door = Door(api_keys=read_api_keys(settings))
+        self.door = Door(api_keys=read_api_keys(settings), cors_origins=settings.cors_origins)
         self.models = ServedModels(self.door, load_next)
         self.stopping = asyncio.Event()
         self._load = load
@@ -69,9 +69,9 @@ class Service:
         )
         self._web = _WebServer(config)
 
-    async def run(self, listener: socket.socket) -> int:
-        """Serve on `listener` until `stopping` is set or something fails; return the exit code."""
-        serving = asyncio.create_task(self._web.serve([listener]), name="http")
+    async def run(self, listeners: list[socket.socket]) -> int:
+        """Serve on `listeners` until `stopping` is set or something fails; return the exit code."""
+        serving = asyncio.create_task(self._web.serve(listeners), name="http")
         try:
             self.models.serve(await asyncio.to_thread(self._load, self.settings))
         except LOAD_ERRORS as error:
@@ -105,10 +105,17 @@ def read_api_keys(settings: Settings) -> frozenset[str]:
     return frozenset(key.strip() for key in keys if key.strip())
 
 
-def listen(settings: Settings) -> socket.socket:
-    """Return a socket that listens where the settings say. Raises OSError."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+def listen(settings: Settings) -> list[socket.socket]:
+    """Return the sockets that listen where the settings say, one for each address. Raises OSError."""
+    with contextlib.ExitStack() as unwanted:
+        listeners = [unwanted.enter_context(_listen(host.strip(), settings.port)) for host in settings.host.split(",")]
+        unwanted.pop_all()
+    return listeners
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=2048)
     # Connections inherit it. asyncio does not set it on sockets made like this, and a token would wait for an ACK.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
@@ -116,19 +123,18 @@ def listen(settings: Settings) -> socket.socket:
 
 def serve(settings: Settings, load: Callable[[Settings], Engine] = load_engine) -> int:
     """Run a server until a signal ends it; return the exit code."""
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    level = "DEBUG" if settings.verbose else settings.log_level.upper()
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
     async def run() -> int:
         service = Service(settings, load)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, _on_signal, service)
-        listener = listen(settings)
-        host, port = listener.getsockname()[:2]
-        log.info("listening on http://%s:%d, loading %s", f"[{host}]" if ":" in host else host, port, settings.model)
-        code = await service.run(listener)
+        listeners = listen(settings)
+        for listener in listeners:
+            log.info("listening on %s, loading %s", _url_of(listener), settings.model)
+        code = await service.run(listeners)
         if service.models.is_loading:
             _exit_at_once(code)
         return code
@@ -139,6 +145,11 @@ def serve(settings: Settings, load: Callable[[Settings], Engine] = load_engine) 
     except OSError as error:
         log.error("cannot start: %s", error)
         return 1
+
+
+def _url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _on_signal(service: Service) -> None:

@@ -24,6 +24,7 @@ from server.answers import (
 from server.door import Door, engine_of
 from server.engine import Engine
 from server.errors import FeatureOff, JsonResponse, NoSlotFree, ServerClosing
+from server.header_name import HeaderName
 from server.native_format import sampling_settings
 from server.version import BUILD
 
@@ -85,7 +86,7 @@ def _served_models(engine: Engine) -> list[ServedBase | ServedMix | ServedModel]
     base: ServedBase = {
         "id": card.name,
         "aliases": list(card.names),
-        "tags": [],
+        "tags": [tag.strip() for tag in engine.settings.tags.split(",") if tag.strip()],
         **common,
         "root": card.path,
         "parent": None,
@@ -193,7 +194,9 @@ async def metrics(request: Request) -> Response:
     if not engine.settings.metrics:
         raise FeatureOff("This server does not support metrics endpoint. Start it without `--no-metrics`")
     body, content_type = engine.metrics.render(request.headers.get("accept", ""))
-    return Response(body, headers={"content-type": content_type})
+    response = Response(body, headers={"content-type": content_type})
+    response.raw_headers.append((HeaderName(b"Process-Start-Time-Unix"), b"%d" % engine.metrics.started_s))
+    return response
 
 
 routes = [

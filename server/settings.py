@@ -49,18 +49,29 @@ class Settings(BaseSettings):
     alias: Annotated[
         str, flag("-a", "--alias", help="the model's name in the API; several: separated by commas", metavar="NAME")
     ] = ""
+    tags: Annotated[
+        str, flag("--tags", help="words about the model for /v1/models, separated by commas", metavar="TAG,…")
+    ] = ""
     ctx_size: Annotated[
         NonNegative,
         flag("-c", "--ctx-size", help="tokens of context over all slots; 0: each slot has the model's", metavar="N"),
     ] = 0
+    kv_unified: Annotated[
+        bool, flag("-kvu", "--kv-unified", help="let each slot have the whole context, out of one pool for all slots")
+    ] = False
     parallel: Annotated[Positive, flag("-np", "--parallel", help="requests that run at once (slots)", metavar="N")] = 16
     batch_size: Annotated[
         Positive, flag("-b", "--batch-size", help="most tokens computed in one step", metavar="N")
     ] = 256
+    ubatch_size: Annotated[
+        NonNegative, flag("-ub", "--ubatch-size", help="the same; the smaller one counts; 0: no bound", metavar="N")
+    ] = 0
     threads: Annotated[
         NonNegative, flag("-t", "--threads", help="CPU threads; 0: one for each usable physical core", metavar="N")
     ] = 0
-    host: Annotated[str, flag("--host", help="address to listen on", metavar="HOST")] = "127.0.0.1"
+    host: Annotated[str, flag("--host", help="addresses to listen on, separated by commas", metavar="HOST")] = (
+        "127.0.0.1"
+    )
     port: Annotated[
         int, Field(ge=0, le=65535), flag("--port", help="port to listen on; 0: any free one", metavar="PORT")
     ] = 8080
@@ -70,6 +81,14 @@ class Settings(BaseSettings):
     api_key_file: Annotated[
         Path | None, flag("--api-key-file", help="a file with such keys, one a line", metavar="PATH")
     ] = None
+    cors_origins: Annotated[
+        str,
+        flag(
+            "--cors-origins",
+            help="origins of web pages that may use the API, separated by commas; localhost: this machine's; *: any",
+            metavar="ORIGIN,…",
+        ),
+    ] = "*"
     metrics: Annotated[bool, flag("--metrics", help="serve GET /metrics")] = True
     slots: Annotated[bool, flag("--slots", help="serve GET /slots")] = True
 
@@ -195,6 +214,16 @@ class Settings(BaseSettings):
     device: Annotated[
         Literal["auto", "cpu", "cuda"], flag("--device", help="auto: cuda where there is a usable card")
     ] = "auto"
+    gpu_layers: Annotated[
+        int | Literal["auto", "all"],
+        flag(
+            "-ngl",
+            "--gpu-layers",
+            "--n-gpu-layers",
+            help="0: as --device cpu; anything else is all layers where --device finds a card",
+            metavar="N",
+        ),
+    ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16", "int8"],
         flag(
@@ -285,6 +314,7 @@ class Settings(BaseSettings):
     shutdown_grace: Annotated[
         float, Field(ge=0), flag("--shutdown-grace", help="seconds that running requests get at shutdown", metavar="S")
     ] = 30.0
+    verbose: Annotated[bool, flag("-v", "--verbose", help="log everything")] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], flag("--log-level", help="least severity that is logged")
     ] = "info"

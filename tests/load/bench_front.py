@@ -85,9 +85,9 @@ def measure(path: str, num_streams: int, rate: float, num_steps: int) -> Cost:
         return fake_engine(model, settings, limits)
 
     async def serve() -> None:
-        service, listener = Service(settings, load), listen(settings)
-        serving = asyncio.create_task(service.run(listener))
-        port = listener.getsockname()[1]
+        service, listeners = Service(settings, load), listen(settings)
+        serving = asyncio.create_task(service.run(listeners))
+        port = listeners[0].getsockname()[1]
         clients = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tests.load.bench_front", "--clients", str(port), path, str(num_streams)
         )

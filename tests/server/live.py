@@ -33,8 +33,8 @@ class LiveServer:
         self._load = load
         self._load_next = load_next
         self._wait_for_engine = wait_for_engine
-        self._listener = listen(self.settings)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listeners = listen(self.settings)
+        self.url = f"http://127.0.0.1:{self._listeners[0].getsockname()[1]}"
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="live server")
         self._started = threading.Event()
 
@@ -48,7 +48,7 @@ class LiveServer:
         self.service = Service(self.settings, self._load, self._load_next)
         self._event_loop = asyncio.get_running_loop()
         self._started.set()
-        self.exit_code = await self.service.run(self._listener)
+        self.exit_code = await self.service.run(self._listeners)
 
     def __enter__(self) -> "LiveServer":
         self._thread.start()

@@ -112,6 +112,12 @@ def test_adapters_can_start_at_zero(files: Files) -> None:
     assert current_key(engine) == ()
 
 
+def test_no_layers_on_a_card_means_the_cpu(files: Files) -> None:
+    assert load_engine(settings_of(files, device="auto", gpu_layers=0)).model.n_ctx == 128
+    with pytest.raises(ValueError, match="--gpu-layers 0 keeps the model off the card that --device cuda asks for"):
+        load_engine(settings_of(files, device="cuda", gpu_layers=0))
+
+
 def test_the_engine_tells_what_it_serves(files: Files) -> None:
     engine = load_engine(settings_of(files, alias="z,a"))
     assert engine.model.names == ("a", "z")

@@ -30,6 +30,13 @@ def test_the_trained_context_bounds_a_slot() -> None:
     assert (limits.max_context, limits.num_blocks) == (512, 4 * 32)
 
 
+def test_a_unified_context_is_each_slots_and_all_slots_pool() -> None:
+    limits = plan_limits(settings(ctx_size=2048, kv_unified=True), 8192, BLOCK_BYTES, GB)
+    assert (limits.max_context, limits.num_blocks) == (2048, 128)
+    limits = plan_limits(settings(ctx_size=2**20, kv_unified=True), 512, BLOCK_BYTES, GB)
+    assert (limits.max_context, limits.num_blocks) == (512, 4 * 32)
+
+
 def test_without_a_size_every_request_has_the_trained_context() -> None:
     limits = plan_limits(settings(), 8192, BLOCK_BYTES, GB)
     assert (limits.max_context, limits.num_blocks) == (8192, 4 * 512)
@@ -67,6 +74,11 @@ def test_what_cannot_be_is_named(changes: dict[str, int], free_bytes: int, part:
 def test_a_step_has_room_for_every_slot() -> None:
     assert plan_limits(settings(batch_size=2), 64, BLOCK_BYTES, GB).max_step_tokens == 4
     assert plan_limits(settings(batch_size=256), 64, BLOCK_BYTES, GB).max_step_tokens == 256
+
+
+def test_the_smaller_batch_bounds_a_step() -> None:
+    assert plan_limits(settings(batch_size=256, ubatch_size=32), 64, BLOCK_BYTES, GB).max_step_tokens == 32
+    assert plan_limits(settings(batch_size=32, ubatch_size=256), 64, BLOCK_BYTES, GB).max_step_tokens == 32
 
 
 def test_the_machine_has_memory_and_cores() -> None:

@@ -1,4 +1,4 @@
-"""What requests pass before a route: the loading state, API keys, CORS, unknown paths."""
+"""What requests pass before a route: the loading state, API keys, unknown paths."""
 
 import threading
 from collections.abc import Iterator
@@ -80,31 +80,6 @@ def test_any_of_the_keys_opens(locked: httpx.Client, headers: dict[str, str]) ->
 @pytest.mark.parametrize("path", ["/health", "/v1/health"])
 def test_health_needs_no_key(locked: httpx.Client, path: str) -> None:
     assert locked.get(path).status_code == 200
-
-
-def test_the_origin_is_echoed(client: httpx.Client) -> None:
-    response = client.get("/health", headers={"Origin": "https://page.example"})
-    assert response.headers["access-control-allow-origin"] == "https://page.example"
-    assert "Origin" in response.headers["vary"]
-    assert "access-control-allow-origin" not in client.get("/health").headers
-
-
-def test_the_origin_is_echoed_on_streams_and_errors(client: httpx.Client) -> None:
-    headers = {"Origin": "https://page.example"}
-    for body, status in (({"prompt": "a", "stream": True}, 200), ({"prompt": 5}, 400)):
-        response = client.post("/completion", json=body, headers=headers)
-        assert response.status_code == status
-        assert response.headers["access-control-allow-origin"] == "https://page.example"
-
-
-def test_a_preflight_needs_no_key(locked: httpx.Client) -> None:
-    headers = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
-    response = locked.options("/v1/chat/completions", headers=headers)
-    assert response.status_code == 200
-    assert response.headers["access-control-allow-origin"] == "https://page.example"
-    assert response.headers["access-control-allow-credentials"] == "true"
-    assert response.headers["access-control-allow-methods"] == "GET, POST, DELETE, OPTIONS"
-    assert response.headers["access-control-allow-headers"] == "*"
 
 
 @pytest.mark.parametrize(

@@ -126,11 +126,23 @@ def test_api_keys_come_from_the_setting_and_the_file(tmp_path: Path) -> None:
     assert read_api_keys(fake_settings()) == frozenset()
 
 
-def test_it_listens_on_ipv6_too() -> None:
+def test_it_listens_on_every_address_it_is_given_ipv6_too() -> None:
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
-    with listen(fake_settings().model_copy(update={"host": "::1"})) as listener:
-        assert listener.getsockname()[0] == "::1"
+    listeners = listen(fake_settings().model_copy(update={"host": "127.0.0.1, ::1"}))
+    assert [listener.getsockname()[0] for listener in listeners] == ["127.0.0.1", "::1"]
+    for listener in listeners:
+        listener.close()
+
+
+def test_an_address_that_cannot_be_listened_on_leaves_none_open() -> None:
+    [taken] = listen(fake_settings())
+    with taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            listen(fake_settings().model_copy(update={"host": "127.0.0.2,127.0.0.1", "port": port}))
+        for listener in listen(fake_settings().model_copy(update={"host": "127.0.0.2", "port": port})):
+            listener.close()
 
 
 class Process:
@@ -196,7 +208,8 @@ def test_a_signal_ends_a_process_that_loads() -> None:
 
 
 def test_a_port_in_use_is_one_line_and_exit_code_1(caplog: pytest.LogCaptureFixture) -> None:
-    with listen(fake_settings()) as taken:
+    [taken] = listen(fake_settings())
+    with taken:
         settings = fake_settings().model_copy(update={"port": taken.getsockname()[1]})
         assert serve(settings, lambda settings: fake_engine(FakeExecutor(), settings)) == 1
     [error] = [record for record in caplog.records if record.levelname == "ERROR"]
@@ -206,5 +219,6 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(caplog: pytest.LogCaptureFixt
 
 
 def test_tokens_do_not_wait_for_acknowledgements() -> None:
-    with listen(fake_settings()) as listener:
+    [listener] = listen(fake_settings())
+    with listener:
         assert listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
