@@ -286,6 +286,13 @@ class Detokenized(TypedDict):
     prompt: str
 
 
+class PromptTokens(TypedDict):
+    """How many tokens a prompt has."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"]
+
+
 class RenderedPrompt(TypedDict):
     """The prompt that messages make."""
 

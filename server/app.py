@@ -10,6 +10,7 @@ from server import (
     routes_adapter_loading,
     routes_adapters,
     routes_admin,
+    routes_counting,
     routes_info,
     routes_messages,
     routes_mixes,
@@ -39,6 +40,7 @@ def create_app(door: Door, models: ServedModels) -> Starlette:
         *routes_responses.routes,
         *routes_messages.routes,
         *routes_admin.routes,
+        *routes_counting.routes,
     ]
     app = Starlette(
         routes=[*routes, openapi_route(routes)],

@@ -5,6 +5,7 @@ one from its beginning to its end, whichever is served to others meanwhile.
 """
 
 import secrets
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
@@ -13,12 +14,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.cors import ANY_ORIGIN
 from server.engine import Engine
+from server.engine_users import EngineUsers
 from server.errors import ApiKeyInvalid, ModelLoading, RequestError, error_response
 
 _ENGINE = "cohort.engine"
 """Its key in the scope of a request."""
 PUBLIC_PATHS = frozenset({"/health", "/v1/health"})
 """Need no API key."""
+_QUIET_PATHS = PUBLIC_PATHS | {"/props", "/models", "/v1/models", "/metrics", "/openapi.json"}
+"""Read without the model: they neither wake a server that sleeps nor keep one from it."""
 
 
 @dataclass(slots=True)
@@ -30,6 +34,10 @@ class Door:
     """Of the web pages that may use the API, as `Cors` reads them."""
     engine: Engine | None = None
     """What new requests get; None until the first model is ready."""
+    callers: EngineUsers = field(default_factory=EngineUsers)
+    """The requests that need the model."""
+    wake: Callable[[], Awaitable[Engine]] | None = None
+    """Loads the model of a dormant engine again; raises RequestError."""
     is_closing: bool = False
     """Whether the server shuts down: /health says so, and the step loop refuses new requests."""
 
@@ -66,6 +74,20 @@ class Gate:
         if refusal is not None or engine is None:
             await error_response(refusal or ModelLoading(), scope["path"])(scope, receive, send)
             return
+        if scope["method"] == "GET" and scope["path"] in _QUIET_PATHS:
+            await self._serve(engine, scope, receive, send)
+            return
+        with self.door.callers:
+            try:
+                if engine.is_dormant:
+                    assert self.door.wake is not None
+                    engine = await self.door.wake()
+            except RequestError as error:
+                await error_response(error, scope["path"])(scope, receive, send)
+            else:
+                await self._serve(engine, scope, receive, send)
+
+    async def _serve(self, engine: Engine, scope: Scope, receive: Receive, send: Send) -> None:
         with engine.users:
             await self.app({**scope, _ENGINE: engine}, receive, send)
 

@@ -62,6 +62,8 @@ class Engine:
     """None where no folder for slots is set."""
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
     users: EngineUsers = field(default_factory=EngineUsers)
+    is_dormant: bool = False
+    """Whether it only tells what it told before the server went to sleep: see dormancy.py."""
 
     @property
     def default_sampling(self) -> SamplingParams:

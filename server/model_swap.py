@@ -1,4 +1,4 @@
-"""Which model is served, and how another one takes its place: POST /admin/models/load.
+"""Which model is served, and how another one takes its place: POST /admin/models/load, and sleep.
 
 The next model is loaded on a thread while the present one is served. When it is ready, new requests get it at once;
 requests that have begun, in whatever state, finish on the model they began with, whose steps go on until its last
@@ -7,6 +7,9 @@ time.
 
 The adapters that were in memory when the load began are loaded for the next model, or it is refused. One that is loaded
 meanwhile is loaded for the next model when a request first asks for it there.
+
+With --sleep-idle-seconds a model that nobody needs is replaced by a dormant engine (dormancy.py), and that by the model
+when somebody does. It comes back as after a start: what it had cached is gone, the server's current scales are not.
 """
 
 import asyncio
@@ -18,8 +21,9 @@ from collections.abc import Callable
 
 from scheduler.loop import StepLoop
 from server.door import Door
+from server.dormancy import dormant
 from server.engine import Engine
-from server.errors import LoadInProgress, ModelRefused, ServerClosing
+from server.errors import GenerationFailed, LoadInProgress, ModelRefused, ServerClosing
 from server.metric_state import MeasuredModel
 from server.settings import Settings
 
@@ -41,6 +45,16 @@ class ServedModels:
         self._load_next = load_next
         self._stepping: dict[StepLoop, asyncio.Task[None]] = {}
         self._retiring: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
+        """Waits until nobody needs the model."""
+        self._awake = asyncio.Event()
+        self._waking = asyncio.Lock()
+        door.wake = self.wake
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the model has left memory because nobody needed it."""
+        return not self._awake.is_set() and not self._retiring
 
     @property
     def is_loading(self) -> bool:
@@ -52,9 +66,19 @@ class ServedModels:
         previous, self._door.engine = self._door.engine, engine
         engine.metrics.add(measured(engine))
         stepping = self._stepping[engine.loop] = asyncio.create_task(engine.loop.run(), name="steps")
-        stepping.add_done_callback(self._on_steps_end)
-        log.info("ready: %s", describe(engine))
+        stepping.add_done_callback(self._on_task_end)
+        if engine.is_dormant:
+            self._awake.clear()
+            log.info("asleep: %s leaves memory until it is needed", engine.model.name)
+        else:
+            self._awake.set()
+            log.info("ready: %s", describe(engine))
         _drop_what_left(engine)
+        if self._watching is None and engine.settings.sleep_idle_seconds >= 0:
+            self._watching = asyncio.create_task(
+                self._sleep_when_idle(engine.settings.sleep_idle_seconds), name="sleep"
+            )
+            self._watching.add_done_callback(self._on_task_end)
         if previous is not None:
             retiring = asyncio.create_task(self._retire(previous), name="retire")
             self._retiring.add(retiring)
@@ -83,13 +107,36 @@ class ServedModels:
         self.serve(engine)
         return engine
 
+    async def wake(self) -> Engine:
+        """Return the engine that is served, after the model was loaded again where it sleeps.
+
+        Raises GenerationFailed where that cannot be, and ServerClosing.
+        """
+        async with self._waking:
+            engine = self._door.engine
+            assert engine is not None
+            if not engine.is_dormant:
+                return engine
+            try:
+                return await self.replace(engine.settings)
+            except ModelRefused as error:
+                raise GenerationFailed(f"the model has left memory and cannot be loaded again: {error}") from error
+
+    async def _sleep_when_idle(self, idle_s: float) -> None:
+        while True:
+            await self._awake.wait()
+            await self._door.callers.wait_for_none_since(idle_s)
+            assert self._door.engine is not None
+            self.serve(dormant(self._door.engine))
+
     async def drain(self, grace_s: float) -> None:
         """Accept no more, let accepted requests of all models finish for `grace_s` seconds, and end what is left with
         an error. Raises what made steps end early.
         """
-        for retiring in self._retiring:
-            retiring.cancel()
-        await asyncio.gather(*self._retiring, return_exceptions=True)
+        ending = [*self._retiring, *([self._watching] if self._watching is not None else [])]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
         await asyncio.gather(*(loop.drain(grace_s) for loop in self._stepping))
         for stepping in self._stepping.values():
             await stepping
@@ -129,7 +176,7 @@ class ServedModels:
         self._retiring.discard(retiring)
         gc.collect()  # an engine is a circle of references, and holds a whole model
 
-    def _on_steps_end(self, stepping: "asyncio.Task[None]") -> None:
+    def _on_task_end(self, stepping: "asyncio.Task[None]") -> None:
         if stepping.cancelled() or stepping.exception() is not None:
             self.has_failed.set()
 

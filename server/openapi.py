@@ -61,6 +61,8 @@ class Operation:
 
 _NATIVE = Operation(generated_answers.CompletionAnswer, CompletionBody, frames=generated_answers.CompletionFrame)
 _CHAT = Operation(generated_answers.ChatCompletion, ChatBody, frames=generated_answers.ChatChunk)
+_COUNT_CHAT = Operation(answers.PromptTokens, ChatFields)
+_COUNT_RESPONSES = Operation(answers.PromptTokens, ResponsesBody)
 _RESPONSES = Operation(responses_answers.Response, ResponsesBody, frames=responses_answers.ResponsesFrame)
 
 OPERATIONS: Mapping[str, Operation] = {
@@ -93,6 +95,8 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "POST /v1/chat/completions": _CHAT,
     "POST /chat/completions": _CHAT,
+    **{f"POST {prefix}/chat/completions/input_tokens": _COUNT_CHAT for prefix in ("", "/v1")},
+    **{f"POST {prefix}/responses/input_tokens": _COUNT_RESPONSES for prefix in ("", "/v1")},
     "POST /v1/responses": _RESPONSES,
     "POST /responses": _RESPONSES,
     "POST /v1/messages": Operation(

@@ -132,7 +132,7 @@ async def props(request: Request) -> Response:
         "bos_token": engine.tokenizer.bos_text,
         "eos_token": engine.tokenizer.eos_text,
         "build_info": BUILD,
-        "is_sleeping": False,
+        "is_sleeping": request.app.state.models.is_asleep,
     }
     return JsonResponse(answer)
 

@@ -311,6 +311,16 @@ class Settings(BaseSettings):
             metavar="S",
         ),
     ] = 30
+    sleep_idle_seconds: Annotated[
+        int,
+        Field(ge=-1),
+        flag(
+            "--sleep-idle-seconds",
+            help="seconds without a request after which the model leaves memory, to be loaded again for the next one; "
+            "-1: never",
+            metavar="S",
+        ),
+    ] = -1
     shutdown_grace: Annotated[
         float, Field(ge=0), flag("--shutdown-grace", help="seconds that running requests get at shutdown", metavar="S")
     ] = 30.0

@@ -31,6 +31,8 @@ EXAMPLES: dict[str, object] = {
     "POST /tokenize": {"content": "abc", "with_pieces": True},
     "POST /detokenize": {"tokens": [97, 98]},
     "POST /apply-template": {"messages": [{"role": "user", "content": "a"}]},
+    **{f"POST {path}/input_tokens": BODIES[path] for path in GENERATING if "chat" in path},
+    **{f"POST {prefix}/responses/input_tokens": {"input": "a"} for prefix in ("", "/v1")},
     "POST /admin/models/load": {"model": "FOLDER/other.gguf"},
 }
 """In an order in which they succeed. FOLDER stands for a folder that adapters and models may be in."""

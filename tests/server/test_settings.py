@@ -60,6 +60,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
         (["--host", "127.0.0.1,::1"], "host", "127.0.0.1,::1"),
         (["--tags", "chat,small"], "tags", "chat,small"),
         (["--cors-origins", "localhost"], "cors_origins", "localhost"),
+        (["--sleep-idle-seconds", "60"], "sleep_idle_seconds", 60),
         (["-kvu"], "kv_unified", True),
         (["--no-kv-unified"], "kv_unified", False),
         (["-ub", "32"], "ubatch_size", 32),
