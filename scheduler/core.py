@@ -86,18 +86,22 @@ class Scheduler:
         """Accept a request. Raises a `Refusal`, and changes nothing, where it cannot be served or the queue is full."""
         assert request.request_id not in self._requests, f"request id {request.request_id} is in use"
         assert request.max_new_tokens >= 1 or request.pooling is not None
-        if not request.prompt:
-            raise PromptEmpty
-        if len(request.prompt) >= self.limits.max_context:
-            raise PromptTooLong(len(request.prompt), self.limits.max_context)
-        if request.slot_id_wanted is not None and not 0 <= request.slot_id_wanted < self.limits.num_slots:
-            raise SlotUnknown(request.slot_id_wanted, self.limits.num_slots)
+        self.check(request)
         num_free_slots = self.limits.num_slots - len(self.running)
         if len(self.queue) >= self.limits.max_waiting + num_free_slots:
             raise QueueFull(len(self.queue), self.limits.max_waiting)
         request.arrived_s = request.queued_s = now
         self._requests[request.request_id] = request
         self.queue.push(request, now)
+
+    def check(self, request: Request) -> None:
+        """Raise PromptRefused where a request can never be served."""
+        if not request.prompt:
+            raise PromptEmpty
+        if len(request.prompt) >= self.limits.max_context:
+            raise PromptTooLong(len(request.prompt), self.limits.max_context)
+        if request.slot_id_wanted is not None and not 0 <= request.slot_id_wanted < self.limits.num_slots:
+            raise SlotUnknown(request.slot_id_wanted, self.limits.num_slots)
 
     def end(self, request_id: int, reason: FinishReason, now: float, message: str = "") -> None:
         """End a request early, waiting or running. One that has ended already, or was never accepted, is left alone."""

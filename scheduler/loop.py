@@ -136,8 +136,8 @@ class StepLoop:
             while not self._stopping:
                 batch = self.scheduler.plan(self._clock())
                 if batch is None:
-                    self._deliver()
                     self._work.clear()
+                    self._deliver()  # a reader may submit a request
                     await self._work.wait()
                 else:
                     await self._step(batch)

@@ -266,6 +266,43 @@ class SlotErased(TypedDict):
     n_erased: int
 
 
+class Embedding(TypedDict):
+    """The vector of an input: numbers, or the base64 of their little-endian float32."""
+
+    embedding: list[float] | str
+    index: int
+    object: Literal["embedding"]
+    encoding_format: NotRequired[Literal["base64"]]
+
+
+class EmbeddingUsage(TypedDict):
+    """The tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingEnvelope(TypedDict):
+    """An answer with embeddings, but for them."""
+
+    model: str
+    object: Literal["list"]
+    usage: EmbeddingUsage
+
+
+class Embeddings(EmbeddingEnvelope):
+    """Embeddings in OpenAI's form."""
+
+    data: list[Embedding]
+
+
+class EmbeddingRows(TypedDict):
+    """The vectors of an input in llama-server's form: one, or one for each token where they are not pooled."""
+
+    index: int
+    embedding: list[list[float]]
+
+
 class TokenPiece(TypedDict):
     """A token and its text; its bytes where they are not text by themselves."""
 

@@ -11,6 +11,7 @@ from server import (
     routes_adapters,
     routes_admin,
     routes_counting,
+    routes_embeddings,
     routes_info,
     routes_messages,
     routes_mixes,
@@ -39,6 +40,7 @@ def create_app(door: Door, models: ServedModels) -> Starlette:
         *routes_openai.routes,
         *routes_responses.routes,
         *routes_messages.routes,
+        *routes_embeddings.routes,
         *routes_admin.routes,
         *routes_counting.routes,
     ]

@@ -14,6 +14,7 @@ from model.fingerprint import fingerprint
 from model.kv_cache import KVCache
 from model.language_model import load_language_model
 from model.lora_cache import LoraCache
+from model.pooling import stated_pooling
 from model.runner import ModelRunner
 from model.tokenizer import Tokenizer, load_tokenizer
 from model.weights import Checkpoint, load_checkpoint
@@ -190,4 +191,5 @@ def model_card(settings: Settings, checkpoint: Checkpoint, limits: SchedulerLimi
         n_embd=config.hidden_size,
         n_params=checkpoint.num_parameters,
         num_bytes=checkpoint.num_bytes,
+        pooling=stated_pooling(checkpoint.path, checkpoint.gguf),
     )

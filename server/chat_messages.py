@@ -61,13 +61,15 @@ def _read_call(call: object, field: str) -> Message:
     return {**call, "function": {**function, "arguments": written}}
 
 
-def read_text(content: object, field: str, part_types: Sequence[str] = ("text",)) -> str:
-    """Return the text of a message's content: a string, or parts of these types, a line each. Raises FieldInvalid."""
+def read_text(content: object, field: str, part_types: Sequence[str] = ("text",), between: str = "\n") -> str:
+    """Return the text of a message's content: a string, or parts of these types, by default a line each. Raises
+    FieldInvalid.
+    """
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise FieldInvalid(field, f"must be a string or an array of parts, but is {json_type(content)}")
-    return "\n".join(read_part(part, f"{field}[{index}]", part_types) for index, part in enumerate(content))
+    return between.join(read_part(part, f"{field}[{index}]", part_types) for index, part in enumerate(content))
 
 
 def read_part(part: object, field: str, part_types: Sequence[str]) -> str:

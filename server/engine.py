@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from model.chat_template import ChatTemplate
 from model.constraint import ConstraintCompiler
 from model.tokenizer import Tokenizer
-from scheduler.batch import SamplingParams
+from scheduler.batch import Pooling, SamplingParams
 from scheduler.loop import StepLoop
 from server.adapter_registry import AdapterRegistry
 from server.departures import Departures
@@ -35,6 +35,8 @@ class ModelCard:
     n_embd: int
     n_params: int
     num_bytes: int
+    pooling: Pooling | None = None
+    """How its files say that embeddings are pooled; None where they do not."""
 
     @property
     def name(self) -> str:

@@ -120,6 +120,16 @@ class ToolCallShape(TypedDict):
     function: CalledFunction
 
 
+class PartsObject(TypedDict):
+    """An input as parts of text."""
+
+    content: list[TextPart]
+
+
+EmbeddingInput: TypeAlias = Prompt | PartsObject
+"""What is to be embedded; `server/embeddings_schema.py` reads it."""
+
+
 class ChatMessage(TypedDict):
     """A message of a conversation; `server/chat_messages.py` reads it."""
 

@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from server import answers, generated_answers, messages_answers, responses_answers
 from server.door import PUBLIC_PATHS
+from server.embeddings_schema import EmbeddingsBody
 from server.errors import JsonResponse, dump_json
 from server.field_shapes import AdapterList
 from server.fields import JsonObject
@@ -64,6 +65,7 @@ _CHAT = Operation(generated_answers.ChatCompletion, ChatBody, frames=generated_a
 _COUNT_CHAT = Operation(answers.PromptTokens, ChatFields)
 _COUNT_RESPONSES = Operation(answers.PromptTokens, ResponsesBody)
 _RESPONSES = Operation(responses_answers.Response, ResponsesBody, frames=responses_answers.ResponsesFrame)
+_EMBEDDING = Operation(list[answers.EmbeddingRows], EmbeddingsBody)
 
 OPERATIONS: Mapping[str, Operation] = {
     "GET /health": Operation(answers.Health),
@@ -87,6 +89,9 @@ OPERATIONS: Mapping[str, Operation] = {
     "DELETE /v1/mixes": Operation(answers.MixDeleted, MixName),
     "POST /completion": _NATIVE,
     "POST /completions": _NATIVE,
+    "POST /embedding": _EMBEDDING,
+    "POST /embeddings": _EMBEDDING,
+    "POST /v1/embeddings": Operation(answers.Embeddings | list[answers.EmbeddingRows], EmbeddingsBody),
     "POST /tokenize": Operation(answers.Tokens, TokenizeBody),
     "POST /detokenize": Operation(answers.Detokenized, DetokenizeBody),
     "POST /apply-template": Operation(answers.RenderedPrompt, ChatFields),
@@ -154,9 +159,12 @@ def openapi_route(routes: Sequence[Route]) -> Route:
 
 
 def openapi_document(routes: Sequence[Route]) -> dict[str, object]:
-    """Return the document of `routes`."""
+    """Return the document of `routes`, but for those that are marked as not in it: they do nothing."""
     described = [
-        _Described(route, method) for route in routes for method in sorted((route.methods or set()) - {"HEAD"})
+        _Described(route, method)
+        for route in routes
+        if route.include_in_schema
+        for method in sorted((route.methods or set()) - {"HEAD"})
     ]
     schemas, definitions = _schemas(described)
     paths: dict[str, dict[str, object]] = {}

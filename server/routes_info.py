@@ -20,6 +20,7 @@ from server.answers import (
     ServedModel,
     ServedModels,
     Slot,
+    Success,
 )
 from server.door import Door, engine_of
 from server.engine import Engine
@@ -126,7 +127,7 @@ async def props(request: Request) -> Response:
         "model_path": card.path,
         "modalities": {"vision": False, "video": False, "audio": False},
         "endpoint_slots": settings.slots,
-        "endpoint_props": False,
+        "endpoint_props": settings.props,
         "endpoint_metrics": settings.metrics,
         "chat_template": engine.chat_template.source if engine.chat_template else "",
         "bos_token": engine.tokenizer.bos_text,
@@ -134,6 +135,14 @@ async def props(request: Request) -> Response:
         "build_info": BUILD,
         "is_sleeping": request.app.state.models.is_asleep,
     }
+    return JsonResponse(answer)
+
+
+async def set_props(request: Request) -> Response:
+    """Change nothing, as in llama-server, where --props enables it."""
+    if not engine_of(request).settings.props:
+        raise FeatureOff("This server does not support changing global properties. Start it with `--props`")
+    answer: Success = {"success": True}
     return JsonResponse(answer)
 
 
@@ -205,6 +214,7 @@ routes = [
     Route("/models", models, methods=["GET"]),
     Route("/v1/models", models, methods=["GET"]),
     Route("/props", props, methods=["GET"]),
+    Route("/props", set_props, methods=["POST"], include_in_schema=False),
     Route("/slots", slots, methods=["GET"]),
     Route("/metrics", metrics, methods=["GET"]),
 ]

@@ -91,6 +91,28 @@ class Settings(BaseSettings):
     ] = "*"
     metrics: Annotated[bool, flag("--metrics", help="serve GET /metrics")] = True
     slots: Annotated[bool, flag("--slots", help="serve GET /slots")] = True
+    props: Annotated[bool, flag("--props", help="accept POST /props, which changes nothing")] = False
+
+    embeddings: Annotated[bool, flag("--embeddings", "--embedding", help="serve POST /v1/embeddings")] = True
+    pooling: Annotated[
+        Literal["none", "mean", "cls", "last"] | None,
+        flag(
+            "--pooling",
+            help="how an embedding is made of a prompt's hidden states: none, mean, cls, last; by default what the "
+            "model's files say, else last on OpenAI's route and none on llama-server's",
+            metavar="TYPE",
+        ),
+    ] = None
+    embd_normalize: Annotated[
+        int,
+        Field(ge=-1),
+        flag(
+            "--embd-normalize",
+            help="how embeddings are normalised; -1: not, 0: the largest absolute value is 32760, 1: the sum of "
+            "absolute values is 1, 2: the length is 1, more: that p-norm is",
+            metavar="N",
+        ),
+    ] = 2
 
     slot_save_path: Annotated[
         Path | None,

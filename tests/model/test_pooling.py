@@ -73,7 +73,8 @@ def pooled_states(states: Floats, pooling: Pooling) -> Floats:
         case Pooling.NONE:
             return states
         case Pooling.MEAN:
-            return states.mean(0, keepdims=True)
+            mean: Floats = states.mean(0, keepdims=True)
+            return mean
         case Pooling.CLS:
             return states[:1]
         case Pooling.LAST:

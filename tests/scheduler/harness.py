@@ -28,7 +28,7 @@ from scheduler.fairness import DEFAULT_FAIRNESS, FairnessSettings
 from scheduler.kv_space import block_content, blocks_for, num_to_grow
 from scheduler.policy import PolicyName, make_policy
 from scheduler.request import Request, State
-from tests.scheduler.builders import make_request
+from tests.scheduler.alone import answer_alone
 from tests.scheduler.fake_model import Cell, FakeModel
 from tests.scheduler.list_watch import Bounds, ListWatch
 from tests.scheduler.turn_watch import TurnWatch
@@ -382,24 +382,3 @@ class Harness:
             scheduler.in_flight,
             scheduler.num_requests,
         )
-
-
-def answer_alone(request: Request, max_context: int) -> tuple[list[int], FinishReason]:
-    """What a request is answered when nobody else is there: one slot, its whole prompt in one step, no cache."""
-    num_blocks = -(-max_context // BLOCK_SIZE)
-    scheduler, model = Scheduler(SchedulerLimits(1, num_blocks, max_context, max_context, 0)), FakeModel()
-    copy = make_request(
-        request.request_id,
-        request.prompt,
-        key=request.key,
-        max_new_tokens=request.max_new_tokens,
-        sampling=request.sampling,
-        eog_ids=request.eog_ids,
-        activations=request.activations,
-    )
-    scheduler.add(copy, 0.0)
-    model.expect(copy)
-    while (batch := scheduler.plan(0.0)) is not None:
-        scheduler.commit(model.execute(batch), 0.0)
-    (finish,) = [event for event in scheduler.take_events() if isinstance(event, Finished)]
-    return copy.output, finish.reason

@@ -16,9 +16,9 @@ from scheduler.events import Admitted, Event, Finished, FinishReason, Paused, Pr
 from scheduler.fairness import FairnessSettings
 from scheduler.policy import PolicyName, make_policy
 from scheduler.request import Request
+from tests.scheduler.alone import answer_alone
 from tests.scheduler.builders import LIST_A, LIST_B, PIRATE, PIRATE_AGAIN, SHOUT, make_request
 from tests.scheduler.fake_model import FakeModel
-from tests.scheduler.harness import answer_alone
 
 KEYS = (BASE, LIST_A, LIST_B, cohort_key([(SHOUT, 1.0)]), cohort_key([(PIRATE_AGAIN, 1.0)]))
 BEGINNINGS = ((1,) * 64, (1,) * 16 + (2,) * 48)

@@ -11,9 +11,9 @@ from scheduler.cohort import BASE
 from scheduler.core import Scheduler
 from scheduler.errors import QueueFull, ShuttingDown
 from scheduler.events import Admitted, Event, Finished, FinishReason, StepDone, TokenSampled
-from scheduler.loop import StepLoop
+from scheduler.loop import StepLoop, StreamEvent
+from tests.scheduler.alone import answer_alone
 from tests.scheduler.builders import LIST_A, LIST_B, LIST_C, make_limits, make_request
-from tests.scheduler.harness import answer_alone
 from tests.scheduler.loop_models import (
     FailingModel,
     GatedModel,
@@ -343,5 +343,25 @@ def test_request_ids_never_repeat() -> None:
     async def main() -> None:
         loop = make_loop(ObservedModel())
         assert len({loop.next_request_id() for _ in range(100)}) == 100
+
+    run(main)
+
+
+def test_a_reader_may_submit_the_next_request() -> None:
+    async def main() -> None:
+        model = ObservedModel()
+        loop = make_loop(model, num_slots=1, max_waiting=0)
+        ended = asyncio.Event()
+
+        def begin(number: int) -> None:
+            def note(event: StreamEvent) -> None:
+                if isinstance(event, Finished):
+                    ended.set() if number == 5 else begin(number + 1)
+
+            submit(loop, model, make_request(number)).read_by(note)
+
+        async with running(loop, model):
+            begin(0)
+            await ended.wait()
 
     run(main)

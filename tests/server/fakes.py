@@ -7,12 +7,14 @@ token.
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers
 
+from model.pooling import add_states, wanted_tokens
 from model.tokenizer import Tokenizer
 from model.vocabulary import Vocabulary, byte_level_piece
-from scheduler.batch import BLOCK_SIZE, Batch, Row, RowFault, Sample, StepOutput, TokenLogprob
+from scheduler.batch import BLOCK_SIZE, Batch, Pooled, Row, RowFault, Sample, StepOutput, TokenLogprob
 from scheduler.cohort import AdapterId, CohortKey, cohort_key
 from scheduler.core import SchedulerLimits
 from scheduler.loop import Executor
@@ -150,7 +152,16 @@ class FakeExecutor:
         if self.error is not None:
             error, self.error = self.error, None
             raise error
-        return StepOutput(tuple(self.sample(batch.key, row) for row in batch.rows if row.sampling is not None))
+        samples = tuple(self.sample(batch.key, row) for row in batch.rows if row.sampling is not None)
+        return StepOutput(samples, tuple(self.pool(batch.key, row) for row in batch.rows if row.pooling is not None))
+
+    def pool(self, key: CohortKey, row: Row) -> Pooled:
+        """Pool states (token id, position, what the key says first, 1), of four numbers each."""
+        assert row.pooling is not None
+        states = [[token, position, letter(key, 0), 1] for position, token in enumerate(row.token_ids, row.start)]
+        wanted = [states[index] for index in wanted_tokens(row)]
+        content = add_states(row.pooling, row.pooled, np.array(wanted, np.float32).reshape(-1, 4))
+        return Pooled(row.request_id, content)
 
     def sample(self, key: CohortKey, row: Row) -> Sample | RowFault:
         """Return the foreseen outcome of one row."""

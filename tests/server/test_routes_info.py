@@ -146,3 +146,14 @@ def test_a_chat_without_a_template_is_not_supported(closed: httpx.Client, path: 
 def test_props_tell_what_is_switched_off(closed: httpx.Client) -> None:
     props = closed.get("/props").json()
     assert (props["endpoint_slots"], props["endpoint_metrics"], props["chat_template"]) == (False, False, "")
+
+
+def test_props_are_changed_only_where_that_is_enabled_and_then_not_either(client: httpx.Client) -> None:
+    response = client.post("/props", json={})
+    assert (response.status_code, response.json()["error"]["type"]) == (501, "not_supported_error")
+    assert response.json()["error"]["message"].endswith("Start it with `--props`")
+    settings = fake_settings().model_copy(update={"props": True})
+    with LiveServer(lambda given: fake_engine(FakeExecutor(), given), settings) as server, server.client() as other:
+        assert client.get("/props").json()["endpoint_props"] is False
+        assert other.get("/props").json()["endpoint_props"] is True
+        assert other.post("/props", json={"temperature": 5}).json() == {"success": True}
