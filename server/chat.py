@@ -12,6 +12,7 @@ from server.chat_messages import Message, read_message
 from server.errors import BodyInvalid, FeatureOff, FieldInvalid
 from server.fields import json_type
 from server.reasoning import ReasoningTags, is_open, tags_in
+from server.reasoning_budget import ReasoningBudget
 from server.reply import ReplyForm
 from server.schemas import ChatFields
 from server.settings import Settings
@@ -27,11 +28,16 @@ class RenderedChat:
     prompt: str
     form: ReplyForm | None
     use: ToolUse
+    budget: ReasoningBudget | None
+    """Of thinking; None: there is no limit, or no thinking."""
 
 
-def render_chat(template: ChatTemplate | None, body: ChatFields, settings: Settings) -> RenderedChat:
+def render_chat(
+    template: ChatTemplate | None, body: ChatFields, settings: Settings, *, is_constrained: bool = False
+) -> RenderedChat:
     """Return the prompt of a conversation, and how its reply is to be read. A trailing assistant message is left open,
-    for the model to continue. Raises RequestError, or TemplateError where the template refuses.
+    for the model to continue. `is_constrained`: the whole reply is to have a form of its own, so there is no thinking.
+    Raises RequestError, or TemplateError where the template refuses.
     """
     if template is None:
         raise FeatureOff("this model has no chat template; start the server with --chat-template")
@@ -40,7 +46,7 @@ def render_chat(template: ChatTemplate | None, body: ChatFields, settings: Setti
     messages = [read_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
     use = read_tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     calls, tags = format_of(template), tags_in(template.source)
-    thinks = _thinking_wanted(body, settings)
+    thinks = _thinking_wanted(body, settings) and not is_constrained
     last = _message_to_continue(messages, body)
     prompt = template.render(
         messages_for_template(template, calls, messages if last is None else messages[:-1], use),
@@ -58,7 +64,13 @@ def render_chat(template: ChatTemplate | None, body: ChatFields, settings: Setti
         tool_names=frozenset(tool.name for tool in use.callable),
     )
     is_text = reply.reasoning is None and reply.calls is None
-    return RenderedChat(prompt + begun, None if is_text else reply, use)
+    budget = None if tags is None else _budget(body, settings, tags, is_begun=reply.is_reasoning_begun)
+    return RenderedChat(prompt + begun, None if is_text else reply, use, budget)
+
+
+def _budget(body: ChatFields, settings: Settings, tags: ReasoningTags, *, is_begun: bool) -> ReasoningBudget | None:
+    num_tokens = settings.reasoning_budget if body.reasoning_budget_tokens < 0 else body.reasoning_budget_tokens
+    return None if num_tokens < 0 else ReasoningBudget(num_tokens, tags, is_begun, body.reasoning_budget_message)
 
 
 def _variables(body: ChatFields, *, thinks: bool) -> dict[str, object]:

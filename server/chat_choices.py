@@ -8,6 +8,7 @@ from server.constraint_fields import WantedConstraint
 from server.engine import Engine
 from server.errors import FieldInvalid
 from server.generation import Choice, make_choices
+from server.reasoning_budget import ReasoningBudget
 from server.schemas import GenerationBody
 from server.tool_constraint import tool_constraint
 
@@ -18,15 +19,27 @@ async def make_chat_choices(
     """Return one request for each of the `n` choices of a chat, attached to `served`. `field` is where the chat comes
     from, for messages. Raises what `make_choices` does.
     """
-    form = chat.form
-    if form is None:
-        return await make_choices(engine, body, served, [(chat.prompt,)], field)
-    constraint = _constraint(body, served, chat)
-    choices = await make_choices(engine, body, served, [(chat.prompt,)], field, constraint)
-    shown_ids = form.visible_ids(served.tokenizer)
+    choices = await make_choices(engine, body, served, [(chat.prompt,)], field, _constraint(body, served, chat))
+    if chat.budget is not None:
+        for choice in choices:
+            _limit_thinking(choice, chat.budget)
+    if chat.form is None:
+        return choices
+    shown_ids = chat.form.visible_ids(served.tokenizer)
     return [
         replace(choice, rules=replace(choice.rules, shown_ids=choice.rules.shown_ids | shown_ids)) for choice in choices
     ]
+
+
+def is_constrained(body: GenerationBody) -> bool:
+    """Whether the body asks for a form of the whole text. Raises FieldInvalid."""
+    return any(True for _ in body.constraint_sources())
+
+
+def _limit_thinking(choice: Choice, budget: ReasoningBudget) -> None:
+    request = choice.request
+    request.token_filter = budget.begin(choice.served.tokenizer, request.token_filter)
+    request.sampling = replace(request.sampling, constraint=f"{request.sampling.constraint} {budget}")
 
 
 def _constraint(body: GenerationBody, served: ServedList, chat: RenderedChat) -> WantedConstraint | None:

@@ -12,7 +12,7 @@ from pydantic import AliasChoices, Field
 from server.constraint_fields import Source, format_sources
 from server.errors import FieldInvalid
 from server.field_shapes import OutputConfig, TextFormat, TextPart, documented
-from server.fields import JsonArray, JsonObject, Texts, json_type, whole
+from server.fields import MAX_INT32, JsonArray, JsonObject, Texts, json_type, whole
 from server.messages_blocks import read_message, read_text
 from server.messages_shapes import MessagesMessage, MessagesTool, MessagesToolChoice, Thinking
 from server.schemas import ChatFields, GenerationBody, ListFields
@@ -86,6 +86,7 @@ def messages_chat(body: MessagesFields) -> ChatFields:
         tools=[_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools)],
         tool_choice=_read_choice(choice),
         parallel_tool_calls=not _is_single(choice),
+        reasoning_budget_tokens=-1 if body.thinking is None else _budget(body.thinking),
     )
 
 
@@ -113,6 +114,16 @@ def _is_single(choice: Mapping[str, object]) -> bool:
     if not isinstance(value, bool | None):
         raise FieldInvalid("tool_choice.disable_parallel_tool_use", f"must be a boolean, but is {json_type(value)}")
     return bool(value)
+
+
+def _budget(thinking: Mapping[str, object]) -> int:
+    """Return how many tokens the model may think for; -1: the server's limit."""
+    num_tokens = thinking.get("budget_tokens")
+    if num_tokens is None or thinking.get("type") == "disabled":
+        return -1
+    if not isinstance(num_tokens, int) or isinstance(num_tokens, bool) or not 0 <= num_tokens <= MAX_INT32:
+        raise FieldInvalid("thinking.budget_tokens", f"must be a whole number, at least 0, but got {num_tokens!r:.200}")
+    return num_tokens
 
 
 def _thinking_wanted(thinking: Mapping[str, object] | None) -> dict[str, object]:

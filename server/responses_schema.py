@@ -90,6 +90,7 @@ def responses_chat(body: ResponsesBody) -> ChatFields:
         tool_choice=body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=_effort(body.reasoning),
+        reasoning_budget_tokens=-1,
     )
 
 

@@ -6,7 +6,7 @@ from starlette.routing import Route
 
 from server.arrival import list_for_answer, list_for_now
 from server.chat import render_chat
-from server.chat_choices import make_chat_choices
+from server.chat_choices import is_constrained, make_chat_choices
 from server.door import engine_of
 from server.errors import MESSAGES_PATH, JsonResponse
 from server.generation import encode_prompt
@@ -22,7 +22,7 @@ async def messages(request: Request) -> Answer:
     body = await read_body(request, MessagesBody, engine.unknown_fields)
     chat = messages_chat(body)
     async with list_for_answer(request, engine, body) as served:
-        rendered = render_chat(served.chat_template, chat, engine.settings)
+        rendered = render_chat(served.chat_template, chat, engine.settings, is_constrained=is_constrained(body))
         choices = await make_chat_choices(engine, body, served, rendered)
         return Answer(engine, choices, body, MessagesDialect(engine, served, rendered.form))
 

@@ -5,7 +5,7 @@ from starlette.routing import Route
 
 from server.arrival import list_for_openai_answer
 from server.chat import render_chat
-from server.chat_choices import make_chat_choices
+from server.chat_choices import is_constrained, make_chat_choices
 from server.door import engine_of
 from server.responses_format import ResponsesDialect
 from server.responses_schema import ResponsesBody, responses_chat
@@ -19,7 +19,7 @@ async def responses(request: Request) -> Answer:
     body = await read_body(request, ResponsesBody, engine.unknown_fields)
     chat = responses_chat(body)
     async with list_for_openai_answer(request, engine, body) as served:
-        rendered = render_chat(served.chat_template, chat, engine.settings)
+        rendered = render_chat(served.chat_template, chat, engine.settings, is_constrained=is_constrained(body))
         choices = await make_chat_choices(engine, body, served, rendered, "input")
         return Answer(engine, choices, body, ResponsesDialect(engine, body, served, rendered.form))
 

@@ -139,6 +139,11 @@ class ChatFields(ListFields):
     parallel_tool_calls: Flag | None = None
     reasoning_effort: Text | None = None
     reasoning_format: Annotated[str, one_of("none", "auto", "deepseek", "deepseek-legacy")] | None = None
+    reasoning_budget_tokens: Annotated[int, whole(-1)] = Field(
+        -1, validation_alias=AliasChoices("reasoning_budget_tokens", "thinking_budget_tokens")
+    )
+    """-1: the server's."""
+    reasoning_budget_message: Text = ""
 
 
 class ChatBody(ChatFields, GenerationBody):

@@ -308,6 +308,9 @@ class Settings(BaseSettings):
             "content; none: into the content",
         ),
     ] = "auto"
+    reasoning_budget: Annotated[
+        int, Field(ge=-1), flag("--reasoning-budget", help="most tokens of thinking; -1: no limit", metavar="N")
+    ] = -1
     max_waiting: Annotated[
         NonNegative, flag("--max-waiting", help="requests that may wait for a slot; more get 503", metavar="N")
     ] = 512

@@ -27,15 +27,19 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "n_discard": (0,),
     "n_cache_reuse": (0,),
     "truncate_prompt_tokens": (),
-    # Reasoning.
-    "thinking_budget_tokens": (-1,),
+}
+
+_NEUTRAL_BUDGETS: dict[str, tuple[object, ...]] = {
     "reasoning_budget_tokens": (-1,),
+    "thinking_budget_tokens": (-1,),
+    "reasoning_budget_message": ("",),
 }
 
 NEUTRAL_WITHOUT_CHAT: dict[str, tuple[object, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "reasoning_format": ("none", "auto"),
+    **_NEUTRAL_BUDGETS,
 }
 """What means nothing where there are no messages."""
 
@@ -52,6 +56,8 @@ NEUTRAL_FOR_ONE_TEXT: dict[str, tuple[object, ...]] = {
     "verbose": (False,),
     "return_tokens": (False,),
     "response_fields": ([],),
+    "reasoning_format": ("auto",),
+    **_NEUTRAL_BUDGETS,
 }
 """What answers of one text and nothing else have no place for."""
 

@@ -14,7 +14,6 @@ REFUSED: list[tuple[str, object]] = [
     ("function_call", {"name": "f"}),
     ("suffix", "x"),
     ("n_keep", -1),
-    ("reasoning_budget_tokens", 5),
 ]
 
 
