@@ -1,7 +1,7 @@
 """Make constraints: from the text of a grammar, a schema or a regular expression to what filters a request's tokens.
 
-Compiling is bounded by the size of the text and by llguidance's limits, takes milliseconds, and belongs on a thread
-beside the event loop. What was compiled for a vocabulary is kept, so that a hundred requests with one schema compile
+Compiling takes milliseconds, and belongs on a thread beside the event loop; what would take much more is refused
+(constraint_check.py). What was compiled for a vocabulary is kept, so that a hundred requests with one schema compile
 it once. Knows no HTTP.
 """
 
@@ -15,8 +15,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 
-from llguidance import LLMatcher, LLParserLimits, regex_to_lark
+from llguidance import LLMatcher, regex_to_lark
 
+from model.constraint_check import CPU_LIMIT_S, GrammarChecker, new_matcher
 from model.constraint_filter import CompiledConstraint, ConstraintFilter
 from model.constraint_triggers import TriggerError, Triggers, TriggerSearch
 from model.constraint_vocabulary import ConstraintFailed, TokenVocabulary, engine_message
@@ -29,8 +30,6 @@ _MAX_KEPT = 64
 _MAX_VOCABULARIES = 4
 _WHITESPACE = r"[ ]|\n{1,2}[ \t]{0,20}"
 """Between the tokens of JSON: llama-server's. With more, a model can write blanks until its limit."""
-_MAX_ITEMS_IN_ROW = 1000
-"""Of llguidance's parser after one byte: a bound of how ambiguous a grammar may be, and so of the time of a mask."""
 _LARK_MARK = re.compile(r"^[ \t]*(?:%llguidance\b|start[ \t]*:(?!:=))", re.MULTILINE)
 
 
@@ -92,11 +91,12 @@ class Constraint:
 class ConstraintCompiler:
     """Compiles constraints, one after the other, and keeps those that were asked for last."""
 
-    def __init__(self) -> None:
-        """Starts no thread yet."""
+    def __init__(self, cpu_limit_s: float = CPU_LIMIT_S) -> None:
+        """Starts no thread yet. A text that takes the processor longer to compile is refused."""
         self._kept: OrderedDict[tuple[str, int, ConstraintText], Constraint] = OrderedDict()
         self._vocabularies: OrderedDict[tuple[str, int], TokenVocabulary] = OrderedDict()
         self._lock = threading.Lock()
+        self._checker = GrammarChecker(cpu_limit_s)
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="constraint")
         # Beside the step that needs the masks, and beside what is compiled.
         self._masking = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mask")
@@ -132,7 +132,7 @@ class ConstraintCompiler:
             raise ConstraintError(f"has {len(text.text)} characters, the limit is {MAX_CHARACTERS}")
         vocabulary = self._vocabulary(tokenizer)
         preserved = text.preserved & vocabulary.control_ids
-        matcher = _matcher(text, vocabulary)
+        matcher = self._matcher(text, vocabulary)
         try:
             search = None if text.triggers is None else TriggerSearch(text.triggers, vocabulary, matcher, preserved)
             compiled = CompiledConstraint(matcher, vocabulary, preserved, search)
@@ -140,6 +140,18 @@ class ConstraintCompiler:
             raise ConstraintError(str(failure)) from None
         content = repr((text.syntax, text.text, text.triggers, sorted(text.preserved), tokenizer.digest))
         return Constraint(compiled, hashlib.sha256(content.encode()).hexdigest(), self._masking)
+
+    def _matcher(self, text: ConstraintText, vocabulary: TokenVocabulary) -> LLMatcher:
+        # What the grammar forces is left to the model to split into tokens, as in llama.cpp: masks are then exact.
+        rules = '%llguidance {"no_forcing": true}\n' + _lark(text, vocabulary.token_named)
+        grammar = LLMatcher.grammar_from_lark(rules)
+        refusal = self._checker.refusal(grammar, vocabulary.size, vocabulary.special_tokens)
+        if refusal is not None:
+            raise ConstraintError(refusal)
+        matcher = new_matcher(vocabulary.lexer_tokens, grammar)
+        if matcher.is_error():
+            raise ConstraintError(engine_message(matcher.get_error()))
+        return matcher
 
     def _vocabulary(self, tokenizer: Tokenizer) -> TokenVocabulary:
         key = (tokenizer.digest, tokenizer.vocab_size)
@@ -150,18 +162,8 @@ class ConstraintCompiler:
         return vocabulary
 
 
-def _matcher(text: ConstraintText, vocabulary: TokenVocabulary) -> LLMatcher:
-    """Compile. Raises ConstraintError with llguidance's message, or that of the reader of GBNF."""
-    # What the grammar forces is left to the model to split into tokens, as in llama.cpp: masks are then exact.
-    grammar = LLMatcher.grammar_from_lark('%llguidance {"no_forcing": true}\n' + _lark(text, vocabulary.token_named))
-    limits = LLParserLimits(max_items_in_row=_MAX_ITEMS_IN_ROW, verbose_errors=False)
-    matcher = LLMatcher(vocabulary.lexer_tokens, grammar, log_level=0, limits=limits)
-    if matcher.is_error():
-        raise ConstraintError(engine_message(matcher.get_error()))
-    return matcher
-
-
 def _lark(text: ConstraintText, token_named: Callable[[str], int | None] = lambda _: None) -> str:
+    """Return the rules that say the same in llguidance's language. Raises ConstraintError."""
     match text.syntax:
         case Syntax.GBNF:
             try:

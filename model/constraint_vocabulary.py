@@ -12,6 +12,7 @@ from functools import cached_property
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from model.constraint_check import SpecialTokens
 from model.tokenizer import Tokenizer
 
 _POSITION = re.compile(r"^at \d+\(\d+\): ")
@@ -44,6 +45,11 @@ class TokenVocabulary:
         """Return the one token whose text is `text`; None where there is none."""
         ids = self._tokenizer.encode(text)
         return ids[0] if len(ids) == 1 else None
+
+    @cached_property
+    def special_tokens(self) -> SpecialTokens:
+        """The control tokens, which grammars name by their texts."""
+        return [(token_id, self.pieces[token_id].decode(errors="replace")) for token_id in sorted(self.control_ids)]
 
     @cached_property
     def _by_piece(self) -> list[tuple[bytes, int]]:

@@ -1,5 +1,6 @@
 """Masks against a plain reference, and the life of a filter."""
 
+import json
 import random
 import re
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from model.constraint import ConstraintError, Syntax
+from model.constraint import ConstraintCompiler, ConstraintError, ConstraintText, Syntax
 from tests.model.constraint_parts import allowed_ids, compile_text, make_tokenizer
 from tests.model.grammar_reference import Matcher, Rules, gbnf, grammars
 
@@ -76,6 +77,30 @@ def test_a_regular_expression_means_what_it_means_in_python(pattern: str, seed: 
         token_id = chance.choice(choices)
         token_filter.accept(token_id)
         text += PIECES[token_id]
+
+
+HOSTILE = {
+    "allOf": [{"type": "string", "pattern": f"^(a|b)*a(a|b){{{length}}}$"} for length in range(1, 30)],
+}
+
+
+def test_a_grammar_that_takes_too_long_is_refused_and_the_next_one_compiled() -> None:
+    compiler = ConstraintCompiler(cpu_limit_s=0.2)
+    with pytest.raises(ConstraintError, match=r"takes more than 0\.2 s to compile"):
+        compiler.compile(TINY, ConstraintText(Syntax.JSON_SCHEMA, json.dumps(HOSTILE))).result()
+    constraint = compiler.compile(TINY, ConstraintText(Syntax.GBNF, 'root ::= "a"')).result()
+    assert allowed_ids(constraint.begin()) == {0}
+
+
+def test_a_text_is_compiled_once_for_each_vocabulary() -> None:
+    compiler, text = ConstraintCompiler(), ConstraintText(Syntax.REGEX, "[ab]+")
+    assert compiler.kept(TINY, text) is None
+    compiled = [compiler.compile(TINY, text) for _ in range(100)]
+    assert len({id(each.result()) for each in compiled}) == 1
+    assert compiler.kept(TINY, text) is compiled[0].result()
+    other = make_tokenizer([b"b", b"a"])
+    assert compiler.kept(other, text) is None
+    assert allowed_ids(compiler.compile(other, ConstraintText(Syntax.REGEX, "a")).result().begin()) == {1}
 
 
 def test_nothing_but_the_end_follows_a_complete_text() -> None:
