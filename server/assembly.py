@@ -20,7 +20,7 @@ from model.tokenizer import Tokenizer, load_tokenizer
 from model.weights import Checkpoint, load_checkpoint
 from scheduler.cohort import AdapterId
 from scheduler.core import Scheduler, SchedulerLimits
-from scheduler.events import Event
+from scheduler.events import Event, TokenSampled
 from scheduler.fairness import FairnessSettings
 from scheduler.loop import Executor, StepLoop
 from scheduler.policy import Policy, make_policy
@@ -119,8 +119,9 @@ def assemble(
     def observe(event: Event) -> None:
         metrics.observe(event, name_of)
         meter.observe(event)
-        departures.observe(event)
-        registry.observe(event)
+        if not isinstance(event, TokenSampled):  # there are many, and of no interest to these
+            departures.observe(event)
+            registry.observe(event)
 
     names = [entry.name for entry in catalog.entries]
     check_names(settings.adapter_weight, names, can_come_later=can_come_later(settings))

@@ -81,11 +81,11 @@ class RequestMeter:
     def observe(self, event: Event) -> None:
         """Count one event."""
         match event:
-            case TokenSampled(index=0):
-                if begun := self._prompts.pop(event.request_id, None):
-                    self._totals.prompts.add(begun[1], event.now - begun[0])
             case TokenSampled():
-                self._totals.answers.add(1, event.gap_s)
+                if event.index:
+                    self._totals.answers.add(1, event.gap_s)
+                elif begun := self._prompts.pop(event.request_id, None):
+                    self._totals.prompts.add(begun[1], event.now - begun[0])
             case Admitted(is_first=True):
                 self._prompts[event.request_id] = (event.now, event.num_tokens - event.num_cached)
             case StepDone():

@@ -56,6 +56,9 @@ class OpenAIDialect:
 
     def partial(self, transcript: Transcript, piece: Piece) -> bytes:
         """One chunk a piece of text, of what is certain of it by now, or of progress."""
+        around = self._around_text.get(transcript.choice.index)
+        if around is not None and piece.text:
+            return around[0] + dump_json(piece.text) + around[1]
         if piece.progress is not None:
             return frame(self._progress_chunk(transcript, piece.progress))
         if self.reply_form is not None:
@@ -64,12 +67,10 @@ class OpenAIDialect:
             return b""
         if self._has_more_than_text:
             return frame(self._full_chunk(transcript, piece, self._delta(piece.text)))
-        around = self._around_text.get(transcript.choice.index)
-        if around is None:
-            chunk = self._chunk(transcript, self._delta(""), None, [])
-            before, _, after = frame(chunk).partition(b'""')  # the first empty string is the text
-            around = self._around_text[transcript.choice.index] = before, after
-        return around[0] + dump_json(piece.text) + around[1]
+        chunk = self._chunk(transcript, self._delta(""), None, [])
+        before, _, after = frame(chunk).partition(b'""')  # the first empty string is the text
+        self._around_text[transcript.choice.index] = before, after
+        return before + dump_json(piece.text) + after
 
     @property
     def _has_more_than_text(self) -> bool:

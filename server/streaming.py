@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 from starlette.types import Receive, Scope, Send
 
 from scheduler.errors import QueueFull, ShuttingDown
-from scheduler.events import Finished, FinishReason, PromptComputed
+from scheduler.events import FinishReason, PromptComputed, TokenSampled
 from scheduler.loop import StreamEvent, TokenStream
 from server.engine import Engine
 from server.errors import GenerationFailed, JsonResponse, ServerBusy, TimeUp, dump_json
@@ -175,7 +175,11 @@ class Answer:
         """Take an event of a request, and let what has become of it arrive."""
         if transcript.is_complete:  # before the request has ended
             return
-        if isinstance(event, Finished):
+        if isinstance(event, TokenSampled):
+            piece = transcript.add(event)
+        elif isinstance(event, PromptComputed):
+            piece = transcript.progress(event)
+        else:
             if event.reason is FinishReason.ERROR:
                 arrivals.fail(GenerationFailed(event.message))
                 return
@@ -183,10 +187,6 @@ class Answer:
                 arrivals.fail(TimeUp(event.message))
                 return
             piece = transcript.finish(event)
-        elif isinstance(event, PromptComputed):
-            piece = transcript.progress(event)
-        else:
-            piece = transcript.add(event)
         if transcript.reason is not None:
             self.engine.loop.end(transcript.request.request_id, transcript.reason)
             self._remember(transcript)

@@ -63,6 +63,7 @@ class Transcript:
         )
         self._stop = StopStrings(rules.stop)
         self._indent = LineIndent(rules.min_indent)
+        self._shows_all = not rules.stop and not rules.min_indent
         self._held: list[Sample] = []
         self._num_prompt_shown = -1
 
@@ -120,6 +121,8 @@ class Transcript:
         return self._show(rest) or (self._release("") if self._held else None)
 
     def _feed(self, text: str) -> str:
+        if self._shows_all:
+            return text
         if self.num_generated <= self.request.min_new_tokens:  # too early for a stop string
             return self._cut(text)
         shown, hit = self._stop.push(text)
