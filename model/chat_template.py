@@ -99,6 +99,17 @@ class ChatTemplate:
         """Whether a conversation may begin with a system message."""
         return self._shows(_PROBE, [{"role": "system", "content": _PROBE}, _USER])
 
+    @cached_property
+    def takes_parts(self) -> bool:
+        """Whether the content of a message may be a list of parts, which the template joins in its own way."""
+        as_it_is = any(self._shows(key, [_in_parts(_PROBE)]) for key in ("'type'", '"type"'))
+        return self._shows(_PROBE, [_in_parts(_PROBE)]) and not as_it_is
+
+    @cached_property
+    def needs_parts(self) -> bool:
+        """Whether the content of a message must be such a list."""
+        return self.takes_parts and not self._shows(_PROBE, [{"role": "user", "content": _PROBE}])
+
     def _shows(
         self, text: str, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] | None = None
     ) -> bool:
@@ -115,6 +126,10 @@ _TOOL: Mapping[str, object] = {
     "type": "function",
     "function": {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}},
 }
+
+
+def _in_parts(text: str) -> Mapping[str, object]:
+    return {"role": "user", "content": [{"type": "text", "text": text}]}
 
 
 def _calling(arguments: Mapping[str, object]) -> Mapping[str, object]:

@@ -43,13 +43,18 @@ def render_chat(
         raise FeatureOff("this model has no chat template; start the server with --chat-template")
     if body.messages is None:
         raise BodyInvalid("'messages' is required")
-    messages = [read_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
     use = read_tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     calls, tags = format_of(template), tags_in(template.source)
+    keeps_parts = template.takes_parts and not (calls.is_generic and use.callable)
+    messages = [
+        read_message(message, f"messages[{index}]", keeps_parts=keeps_parts)
+        for index, message in enumerate(body.messages)
+    ]
     thinks = _thinking_wanted(body, settings) and not is_constrained
     last = _message_to_continue(messages, body)
+    shown = messages_for_template(template, calls, messages if last is None else messages[:-1], use)
     prompt = template.render(
-        messages_for_template(template, calls, messages if last is None else messages[:-1], use),
+        [_in_parts(message) for message in shown] if template.needs_parts else shown,
         add_generation_prompt=body.add_generation_prompt or last is not None,
         tools=None if calls.is_generic else [tool.as_json() for tool in use.tools],
         variables=_variables(body, thinks=thinks),
@@ -71,6 +76,11 @@ def render_chat(
 def _budget(body: ChatFields, settings: Settings, tags: ReasoningTags, *, is_begun: bool) -> ReasoningBudget | None:
     num_tokens = settings.reasoning_budget if body.reasoning_budget_tokens < 0 else body.reasoning_budget_tokens
     return None if num_tokens < 0 else ReasoningBudget(num_tokens, tags, is_begun, body.reasoning_budget_message)
+
+
+def _in_parts(message: Message) -> Message:
+    content = message["content"]
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _variables(body: ChatFields, *, thinks: bool) -> dict[str, object]:

@@ -13,8 +13,10 @@ Message = dict[str, object]
 _TEXT_FIELDS = ("reasoning_content", "tool_call_id", "name")
 
 
-def read_message(message: object, field: str) -> Message:
-    """Return a message with its content as text. The arguments of its calls are JSON texts. Raises FieldInvalid."""
+def read_message(message: object, field: str, *, keeps_parts: bool = False) -> Message:
+    """Return a message with its content as text, or, with `keeps_parts`, as the parts that a user or the system sent.
+    The arguments of its calls are JSON texts. Raises FieldInvalid.
+    """
     if not isinstance(message, dict):
         raise FieldInvalid(field, f"must be an object, but is {json_type(message)}")
     role = message.get("role")
@@ -30,7 +32,9 @@ def read_message(message: object, field: str) -> Message:
     for name in _TEXT_FIELDS:
         if not isinstance(message.get(name), str | None):
             raise FieldInvalid(f"{field}.{name}", f"must be a string, but is {json_type(message[name])}")
-    read = {**message, "role": role, "content": None if content is None else read_text(content, f"{field}.content")}
+    read = {**message, "role": role, "content": "" if content is None else read_text(content, f"{field}.content")}
+    if keeps_parts and role in ("user", "system") and isinstance(content, list):
+        read["content"] = [{"type": "text", "text": part["text"]} for part in content]
     if message.get("tool_calls") is not None:
         read["tool_calls"] = _read_calls(message["tool_calls"], f"{field}.tool_calls")
     return read

@@ -81,6 +81,33 @@ def test_the_content_of_an_assistant_message_may_be_null(engine: Engine) -> None
     assert render(engine, messages=[USER, {"role": "assistant", "content": None}]) == "<user>hi\n<assistant>"
 
 
+TWO_PARTS = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+PARTS_LOOP = "{% for part in messages[0].content %}{{ part.text }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "message", "prompt"),
+    [
+        ("{{ messages[0].content }}", TWO_PARTS, "a\nb"),
+        ("{{ messages[0].content | tojson }}", TWO_PARTS, '"a\\nb"'),
+        (PARTS_LOOP, TWO_PARTS, "ab"),
+        (PARTS_LOOP, USER, "hi"),
+        (
+            "{% if messages[0].content is string %}{{ messages[0].content }}{% else %}" + PARTS_LOOP + "{% endif %}",
+            TWO_PARTS,
+            "ab",
+        ),
+        (
+            "{% if messages[0].content is string %}{{ messages[0].content }}{% else %}" + PARTS_LOOP + "{% endif %}",
+            USER,
+            "hi",
+        ),
+    ],
+)
+def test_a_template_that_joins_parts_gets_them(template: str, message: dict[str, object], prompt: str) -> None:
+    assert render(fake_engine(FakeExecutor(), chat_template=template), messages=[message]) == prompt
+
+
 def test_reasoning_effort_goes_to_the_template() -> None:
     engine = fake_engine(FakeExecutor(), chat_template="{{ reasoning_effort }}:{{ messages[0].content }}")
     assert render(engine, messages=[USER], reasoning_effort="high") == "high:hi"
