@@ -24,7 +24,7 @@ from model.constraint_vocabulary import ConstraintFailed, TokenVocabulary, engin
 from model.grammar_gbnf import GbnfError, gbnf_to_lark
 from model.tokenizer import Tokenizer
 
-MAX_CHARACTERS = 1 << 18
+MAX_CHARACTERS = 1 << 16
 """Of a constraint's text."""
 _MAX_KEPT = 64
 _MAX_VOCABULARIES = 4

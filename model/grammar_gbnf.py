@@ -365,5 +365,7 @@ def _lark(node: _Node, names: Mapping[str, str]) -> str:
 def _regex_class(node: _Class) -> str:
     if not node.ranges:
         return "(?s:.)"
+    if len(node.ranges) == 1 and node.ranges[0][0] == node.ranges[0][1] and not node.is_negated:
+        return f"\\x{{{node.ranges[0][0]:x}}}"
     ranges = "".join(f"\\x{{{first:x}}}-\\x{{{last:x}}}" for first, last in node.ranges)
     return f"[{'^' * node.is_negated}{ranges}]"

@@ -72,6 +72,7 @@ def load_engine(settings: Settings, previous: Engine | None = None) -> Engine:
     engine = assemble(
         settings, card, tokenizer, chat_template, limits, runner, catalog, adapters.loader, residents, previous
     )
+    engine.constraints.prepare(tokenizer)
     if folder is not None:
         engine.slot_store = SlotStore(folder, origin, kv, block_bytes, engine.loop)
     return engine

@@ -52,6 +52,11 @@ Rules: TypeAlias = Mapping[str, Node]
 ALPHABET = "abé"
 
 
+def literal(text: str) -> Node:
+    """Return what matches this text alone."""
+    return Seq(tuple(map(Chars, text)))
+
+
 def gbnf(rules: Rules) -> str:
     """Return the text of a grammar."""
     return "\n".join(f"{name} ::= {_text(node)}  # a comment" for name, node in rules.items())
