@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers
 
 from model.end_of_generation import end_of_generation_ids
 from model.fields import Fields
+from model.infill import fim_tokens
 from model.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from model.vocabulary import SPACE, Vocabulary, byte_level_piece, sentencepiece_piece
 
@@ -29,6 +30,17 @@ class TokenKind(IntEnum):
     BYTE = 6
 
 
+_FIM_KEYS = {
+    "prefix": ("fim_pre_token_id", "prefix_token_id"),
+    "suffix": ("fim_suf_token_id", "suffix_token_id"),
+    "middle": ("fim_mid_token_id", "middle_token_id"),
+    "padding": ("fim_pad_token_id",),
+    "repository": ("fim_rep_token_id",),
+    "separator": ("fim_sep_token_id",),
+}
+"""Of each role its name, and the one that older files have."""
+_FIM_ENDS = ("padding", "repository", "separator")
+"""A model that fills in has left its file when it writes one of these."""
 _CONTROL = (TokenKind.CONTROL, TokenKind.UNKNOWN)
 
 
@@ -73,6 +85,7 @@ def vocabulary_from_gguf(metadata: Mapping[str, object], source: str) -> Vocabul
         [AddedToken(text, special=tokens.kinds[i] in _CONTROL, normalized=False) for text, i in added.items()]
     )
     templates = Fields(metadata, source, "tokenizer.")
+    fim = _fim_ids(fields, tokens)
     return Vocabulary(
         encoder=encoder,
         pieces=tokens.pieces(spelling),
@@ -80,10 +93,13 @@ def vocabulary_from_gguf(metadata: Mapping[str, object], source: str) -> Vocabul
         bos_id=special["bos_token"],
         eos_id=special["eos_token"],
         adds_bos=adds_bos,
-        eog_ids=end_of_generation_ids(added, control.values(), [special["eos_token"]]),
+        eog_ids=end_of_generation_ids(
+            added, control.values(), [special["eos_token"], *(fim[role] for role in _FIM_ENDS)]
+        ),
         special_tokens={role: tokens.texts[i] for role, i in special.items() if i is not None},
         chat_template=templates.text("chat_template", "") or None,
         tool_use_template=templates.text("chat_template.tool_use", "") or None,
+        fim=fim_tokens(tokens.ids, fim),
     )
 
 
@@ -127,6 +143,16 @@ def _special_ids(
         if token_id is not None and (not isinstance(token_id, int) or not 0 <= token_id < len(tokens.texts)):
             raise fields.error(f"{role}_token_id", f"a token id from 0 to {len(tokens.texts) - 1} is needed")
         ids[{"unknown": "unk", "padding": "pad"}.get(role, role) + "_token"] = token_id
+    return ids
+
+
+def _fim_ids(fields: Fields, tokens: _Tokens) -> dict[str, int | None]:
+    """Return the ids of tokens for filling in the middle that the file names, by role."""
+    ids: dict[str, int | None] = {}
+    for role, names in _FIM_KEYS.items():
+        present = [name for name in names if name in fields]
+        last = len(tokens.texts) - 1
+        ids[role] = fields.integer(present[0], minimum=0, maximum=last) if present else None
     return ids
 
 

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 from model.config import CheckpointError
 from model.end_of_generation import end_of_generation_ids
 from model.fields import Fields, read_json_object
+from model.infill import fim_tokens
 from model.vocabulary import Vocabulary, byte_level_piece, sentencepiece_piece
 
 _ENCODER_FILE = "tokenizer.json"
@@ -55,6 +56,7 @@ def vocabulary_from_directory(directory: Path, base: Vocabulary | None = None) -
         special_tokens=special,
         chat_template=chat_template,
         tool_use_template=tool_use_template,
+        fim=fim_tokens(encoder.get_vocab(with_added_tokens=True), {}),
     )
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import tokenizers
 
+from model.infill import NO_FIM, FimTokens
+
 SPACE = "▁"
 """SentencePiece's spelling of a space, U+2581."""
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
@@ -34,6 +36,8 @@ class Vocabulary:
     """The texts that a chat template may name: bos_token, eos_token, …"""
     chat_template: str | None
     tool_use_template: str | None
+    fim: FimTokens = NO_FIM
+    """The tokens for filling in the middle."""
 
 
 def _byte_level_table() -> dict[int, int]:

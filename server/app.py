@@ -12,6 +12,7 @@ from server import (
     routes_admin,
     routes_counting,
     routes_embeddings,
+    routes_infill,
     routes_info,
     routes_messages,
     routes_mixes,
@@ -41,6 +42,7 @@ def create_app(door: Door, models: ServedModels) -> Starlette:
         *routes_responses.routes,
         *routes_messages.routes,
         *routes_embeddings.routes,
+        *routes_infill.routes,
         *routes_admin.routes,
         *routes_counting.routes,
     ]

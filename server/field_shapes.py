@@ -120,6 +120,13 @@ class ToolCallShape(TypedDict):
     function: CalledFunction
 
 
+class ContextChunk(TypedDict):
+    """A text beside the one to fill in; `server/routes_infill.py` reads it."""
+
+    text: str
+    filename: NotRequired[str]
+
+
 class PartsObject(TypedDict):
     """An input as parts of text."""
 

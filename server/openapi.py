@@ -29,6 +29,7 @@ from server.messages_schema import MessagesBody, MessagesFields
 from server.responses_schema import ResponsesBody
 from server.routes_adapter_loading import LoadBody, UnloadBody
 from server.routes_admin import LoadModelBody
+from server.routes_infill import InfillBody
 from server.routes_mixes import MixBody, MixName
 from server.routes_slots import SlotFileBody
 from server.schemas import ChatBody, ChatFields, CompletionBody, DetokenizeBody, TokenizeBody
@@ -89,6 +90,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "DELETE /v1/mixes": Operation(answers.MixDeleted, MixName),
     "POST /completion": _NATIVE,
     "POST /completions": _NATIVE,
+    "POST /infill": Operation(generated_answers.CompletionAnswer, InfillBody, frames=generated_answers.CompletionFrame),
     "POST /embedding": _EMBEDDING,
     "POST /embeddings": _EMBEDDING,
     "POST /v1/embeddings": Operation(answers.Embeddings | list[answers.EmbeddingRows], EmbeddingsBody),

@@ -20,8 +20,9 @@ async def completion(request: Request) -> Answer:
     """Complete one or several prompts."""
     engine = engine_of(request)
     body = await read_body(request, CompletionBody, engine.unknown_fields)
-    if body.echo:
-        raise FieldInvalid("echo", "is supported by /v1/completions only")
+    for field, is_used in (("echo", body.echo), ("suffix", bool(body.suffix))):
+        if is_used:
+            raise FieldInvalid(field, "is supported by /v1/completions only")
     async with list_for_answer(request, engine, body) as served:
         prompts = read_prompts(body.prompt)
         choices = await make_choices(engine, body, served, prompts)

@@ -10,6 +10,7 @@ from server.door import engine_of
 from server.errors import FieldInvalid
 from server.generation import make_choices, prompt_text, read_prompts
 from server.openai_format import OpenAIDialect
+from server.routes_infill import fill_in
 from server.schemas import ChatBody, CompletionBody, GenerationBody, read_body
 from server.streaming import Answer
 
@@ -23,7 +24,8 @@ async def completions(request: Request) -> Answer:
         raise FieldInvalid("echo", "is not supported together with logprobs: those of a prompt are not computed")
     async with list_for_openai_answer(request, engine, body) as served:
         prompts = read_prompts(body.prompt)
-        choices = await make_choices(engine, body, served, prompts)
+        asked = await fill_in(engine, body, served.tokenizer, prompts) if body.suffix else prompts
+        choices = await make_choices(engine, body, served, asked)
         echoes = [prompt_text(served.tokenizer, prompt) for prompt in prompts] if body.echo else []
         return Answer(engine, choices, body, OpenAIDialect(engine, body, served, "text", echoes))
 

@@ -119,6 +119,8 @@ class CompletionBody(GenerationBody):
 
     prompt: Annotated[object, documented(Prompt | list[Prompt])] = None
     echo: Flag = False
+    suffix: Text = ""
+    """Of /v1/completions: what follows the text that is to be filled in."""
     n_probs: Annotated[int, whole(0, MAX_LOGPROBS)] = Field(0, validation_alias=AliasChoices("n_probs", "logprobs"))
 
     @property
@@ -150,7 +152,7 @@ class ChatBody(ChatFields, GenerationBody):
     """The body of /v1/chat/completions."""
 
     grammar_goes_before_schema: ClassVar[bool] = False
-    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {"echo": (False,)}
+    neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {"echo": (False,), "suffix": ("",)}
 
     logprobs: Flag = False
     top_logprobs: Annotated[int, whole(0, MAX_LOGPROBS)] | None = None

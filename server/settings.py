@@ -91,6 +91,9 @@ class Settings(BaseSettings):
     ] = "*"
     metrics: Annotated[bool, flag("--metrics", help="serve GET /metrics")] = True
     slots: Annotated[bool, flag("--slots", help="serve GET /slots")] = True
+    spm_infill: Annotated[
+        bool, flag("--spm-infill", help="prompts of /infill have the text after the gap before the text before it")
+    ] = False
     props: Annotated[bool, flag("--props", help="accept POST /props, which changes nothing")] = False
 
     embeddings: Annotated[bool, flag("--embeddings", "--embedding", help="serve POST /v1/embeddings")] = True

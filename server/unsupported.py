@@ -19,7 +19,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     # Limits and layout of the answer.
-    "suffix": ("",),
     "audio": (),
     "modalities": (["text"],),
     # Context shifting and reuse across it.
@@ -51,6 +50,7 @@ NEUTRAL_FOR_ONE_TEXT: dict[str, tuple[object, ...]] = {
     "n_probs": (0,),
     "top_logprobs": (0,),
     "echo": (False,),
+    "suffix": ("",),
     "return_progress": (False,),
     "timings_per_token": (False,),
     "verbose": (False,),

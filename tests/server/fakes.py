@@ -11,6 +11,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers
 
+from model.infill import NO_FIM, FimTokens
 from model.pooling import add_states, wanted_tokens
 from model.tokenizer import Tokenizer
 from model.vocabulary import Vocabulary, byte_level_piece
@@ -50,7 +51,7 @@ BODIES: dict[str, dict[str, object]] = {
 """Every generating route, and the least that it wants to be told."""
 
 
-def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> Tokenizer:
+def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE, fim: FimTokens = NO_FIM) -> Tokenizer:
     """Return a tokenizer whose token 0 … 255 is that byte, and which puts BOS in front."""
     characters = sorted(pre_tokenizers.ByteLevel.alphabet(), key=byte_level_piece)
     encoder = tokenizers.Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(characters)}, merges=[]))
@@ -68,6 +69,7 @@ def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> Tokenizer:
         special_tokens={"bos_token": "<s>", "eos_token": "</s>"},
         chat_template=chat_template,
         tool_use_template=None,
+        fim=fim,
     )
     return Tokenizer(vocabulary, VOCAB_SIZE)
 
@@ -246,10 +248,11 @@ def fake_engine(
     loader: FakeLoader | None = None,
     chat_template: str | None = CHAT_TEMPLATE,
     previous: Engine | None = None,
+    fim: FimTokens = NO_FIM,
 ) -> Engine:
     """Return an engine around `executor`, composed as the real one is."""
     settings = settings or fake_settings()
-    tokenizer = byte_tokenizer(chat_template)
+    tokenizer = byte_tokenizer(chat_template, fim)
     card = ModelCard(
         names=model_names(settings),
         path=str(settings.model),
