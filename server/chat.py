@@ -86,7 +86,8 @@ def _in_parts(message: Message) -> Message:
 def _variables(body: ChatFields, *, thinks: bool) -> dict[str, object]:
     now = datetime.now()
     dates = {"datetime": now.strftime("%b %d %Y"), "date_string": now.strftime("%d %b %Y")}  # llama-server's
-    variables = {**dates, **body.chat_template_kwargs, "enable_thinking": thinks}
+    # FireFunction's template concatenates `functions`, which llama-server's engine lets pass as nothing.
+    variables = {**dates, "functions": "", **body.chat_template_kwargs, "enable_thinking": thinks}
     if body.reasoning_effort == "none":
         variables.pop("reasoning_effort", None)
     elif body.reasoning_effort is not None:

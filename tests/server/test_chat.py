@@ -108,6 +108,13 @@ def test_a_template_that_joins_parts_gets_them(template: str, message: dict[str,
     assert render(fake_engine(FakeExecutor(), chat_template=template), messages=[message]) == prompt
 
 
+def test_templates_are_told_the_date_as_by_llama_server() -> None:
+    template = "{{ date_string }}|{{ datetime }}|{{ '' + functions }}"
+    shown = render(fake_engine(FakeExecutor(), chat_template=template), messages=[USER])
+    day, month, year = shown.partition("|")[0].split()
+    assert shown == f"{day} {month} {year}|{month} {day} {year}|"
+
+
 def test_reasoning_effort_goes_to_the_template() -> None:
     engine = fake_engine(FakeExecutor(), chat_template="{{ reasoning_effort }}:{{ messages[0].content }}")
     assert render(engine, messages=[USER], reasoning_effort="high") == "high:hi"
