@@ -78,7 +78,7 @@ def _choose(host: Floats, numbers: Sequence[int], rows: Sequence[Row]) -> list[i
 def _chain(row: Row) -> tuple[float, ...]:
     params = row.sampling
     assert params is not None, f"request {row.request_id}: a row without sampling has no logits to choose from"
-    u = uniform(params.seed, row.end) if params.temperature > 0 else 0.0
+    u = uniform(params.seed, row.draw) if params.temperature > 0 else 0.0
     return params.temperature, params.top_k, params.top_p, params.min_p, params.min_keep, u
 
 
@@ -154,7 +154,7 @@ def _checked(chosen: int, adjusted: Floats, logits: Floats, row: Row) -> int:
         raise _no_token(logits, row, float(adjusted[adjusted.argmax()]))  # of a NaN, if there is one
     if chosen == UNDECIDED:
         assert row.sampling is not None
-        return _draw(adjusted, row.sampling, uniform(row.sampling.seed, row.end))
+        return _draw(adjusted, row.sampling, uniform(row.sampling.seed, row.draw))
     return chosen
 
 

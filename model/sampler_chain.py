@@ -46,7 +46,7 @@ def draw_by_chain(candidates: Candidates, row: Row) -> Drawn:
     params = row.sampling
     assert params is not None
     chain = params.chain or SamplerChain()
-    u = uniform(params.seed, row.end)
+    u = uniform(params.seed, row.draw)
     if chain.mirostat:
         return draw_mirostat(_cooled(candidates, params.temperature), chain, row.sampler_state, u)
     for number, sampler in enumerate(chain.samplers, 1):
@@ -130,7 +130,7 @@ def _xtc(candidates: Candidates, link: _Link) -> Candidates:
     chain, size = link.chain, candidates.ids.size
     if chain.xtc_probability <= 0 or chain.xtc_threshold > 0.5:
         return candidates
-    if uniform(link.params.seed, link.row.end, link.number) >= chain.xtc_probability:
+    if uniform(link.params.seed, link.row.draw, link.number) >= chain.xtc_probability:
         return candidates
     num_out = int(np.count_nonzero(candidates.probabilities() >= chain.xtc_threshold)) - 1
     if num_out < 1 or size - num_out < link.params.min_keep:

@@ -199,6 +199,8 @@ class Row:
     """What the request's last sample left for its next; empty before the first."""
     token_filter: TokenFilter | None = None
     """Which tokens may be sampled; None: all."""
+    num_dropped: int = 0
+    """Tokens that the request had before, and that are not in its context any more."""
     is_decode: bool = False
     """Whether the row computes just the newest sampled token."""
     pooling: Pooling | None = None
@@ -210,6 +212,12 @@ class Row:
     def end(self) -> int:
         """The position after the last computed token: where a sampled token will stand."""
         return self.start + len(self.token_ids)
+
+    @property
+    def draw(self) -> int:
+        """What its sample is drawn by, with the seed: how many tokens the request has had. No other of its samples has
+        the same."""
+        return self.end + self.num_dropped
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from scheduler.events import (
     Preempted,
     PromptComputed,
     Resumed,
+    Shifted,
     TokenSampled,
 )
 from scheduler.kv_space import KVSpace, blocks_for, num_to_grow
@@ -311,12 +312,21 @@ class Scheduler:
         self._events.append(Paused(request.request_id, request.key, now))
 
     def _preempt(self, request: Request, now: float) -> None:
+        self._give_back(request, now)
+        self._events.append(Preempted(request.request_id, request.key, now))
+
+    def _shift(self, request: Request, now: float) -> None:
+        self._give_back(request, now)
+        request.give_up(self.limits.max_context)
+        self._events.append(Shifted(request.request_id, request.key, request.num_dropped, now))
+
+    def _give_back(self, request: Request, now: float) -> None:
+        """Let a running request wait, without its slot and its KV."""
         self._leave_slot(request)
         self.kv.release(request)
         request.move_to(State.WAITING)
         request.queued_s = now
         self.queue.unseat(request, now)
-        self._events.append(Preempted(request.request_id, request.key, now))
 
     def _reclaim(self, num_blocks: int, now: float, keep: Request | None = None) -> bool:
         """Take the blocks of paused requests, but for `keep`, the latest paused first, until so many are let go. False,
@@ -374,8 +384,13 @@ class Scheduler:
         self._events.append(TokenSampled(request.request_id, request.key, index, sample, now - since, now))
         if sample.token_id in request.eog_ids:
             self._finish(request, FinishReason.EOS, now)
-        elif len(request.output) >= request.max_new_tokens or request.num_tokens >= self.limits.max_context:
+        elif len(request.output) >= request.max_new_tokens:
             self._finish(request, FinishReason.LIMIT, now)
+        elif request.num_tokens >= self.limits.max_context:
+            if request.shift is None:
+                self._finish(request, FinishReason.LIMIT, now)
+            else:
+                self._shift(request, now)
 
     def _finish(self, request: Request, reason: FinishReason, now: float, message: str = "") -> None:
         if request.state is State.RUNNING:

@@ -102,6 +102,17 @@ class Preempted:
 
 
 @dataclass(frozen=True, slots=True)
+class Shifted:
+    """A running request gave up a part of its full context, its blocks and its slot. It waits, and the rest is computed
+    again."""
+
+    request_id: int
+    key: CohortKey
+    num_dropped: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The one terminal event of an accepted request."""
 
@@ -137,4 +148,6 @@ class StepDone:
     now: float
 
 
-Event: TypeAlias = Admitted | PromptComputed | TokenSampled | Paused | Resumed | Preempted | Finished | StepDone
+Event: TypeAlias = (
+    Admitted | PromptComputed | TokenSampled | Paused | Resumed | Preempted | Shifted | Finished | StepDone
+)

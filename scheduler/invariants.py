@@ -95,6 +95,7 @@ def _check_activations(request: Request) -> None:
     assert len(set(activated)) == len(activated)
     assert set(activated) <= {adapter for adapter, _ in request.key}
     assert all(0 <= start < len(request.prompt) for start, _ in request.activations)
+    assert request.num_dropped == 0 or request.shift is not None
 
 
 def _check_waiting(scheduler: "Scheduler", request: Request) -> None:

@@ -133,8 +133,8 @@ def num_to_grow(running: Iterable[Request], num_turns: int, max_context: int) ->
     num_turns = max(num_turns, BLOCK_SIZE)
     num_blocks = 0
     for request in running:
-        num_prompt = len(request.prompt)
-        num_at_most = min(num_prompt + min(len(request.output) + num_turns, request.max_new_tokens), max_context)
+        num_new = min(num_turns, request.max_new_tokens - len(request.output))
+        num_at_most = min(request.num_tokens + num_new, max_context)
         # The last token of a request is sampled, and never computed.
         num_blocks += max(blocks_for(num_at_most - 1) - len(request.blocks), 0)
     return num_blocks
@@ -144,8 +144,9 @@ def block_content(request: Request, index: int) -> BlockContent:
     """What a full block of a request is computed from, given the blocks before it."""
     start, end = index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE
     content: BlockContent = ()
-    switch = next_switch(request.activations, max(start - 1, 0))  # what holds at position 0 is the root's
+    activations = request.activations_now
+    switch = next_switch(activations, max(start - 1, 0))  # what holds at position 0 is the root's
     while switch is not None and switch < end:
         content += (*request.tokens(start, switch), cache_seed(request.key_at(switch)))
-        start, switch = switch, next_switch(request.activations, switch)
+        start, switch = switch, next_switch(activations, switch)
     return content + request.tokens(start, end)

@@ -20,6 +20,7 @@ from scheduler.events import (
     Preempted,
     PromptComputed,
     Resumed,
+    Shifted,
     StepDone,
     TokenSampled,
 )
@@ -131,7 +132,7 @@ class Meter:
                     self._move(adapter_list, 0, -1, event.now)
                 case Paused() | Resumed() | Preempted():
                     self._changed_seat(event)
-                case PromptComputed():
+                case PromptComputed() | Shifted():  # the requests of a simulation want neither
                     pass
 
     def close(self, now: float) -> None:

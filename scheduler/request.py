@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from scheduler.batch import Pooling, Row, SamplingParams, TokenFilter
 from scheduler.cohort import Activations, CohortKey, key_at, next_switch
+from scheduler.context_shift import ContextShift, shifted
 from scheduler.events import Finished, FinishReason
 from scheduler.prefix_cache import PrefixNode
 
@@ -58,6 +59,8 @@ class Request:
     """Whether there is an event for each part of its prompt that is computed."""
     activations: Activations = ()
     """Which adapters of `key` act from a position of the prompt on; fixed, whatever is generated."""
+    shift: ContextShift | None = None
+    """How it goes on when its context is full; None: it ends."""
     token_filter: TokenFilter | None = None
     """Which tokens may be generated, for this request alone; None: all."""
     pooling: Pooling | None = None
@@ -73,7 +76,10 @@ class Request:
     slot_id: int | None = None
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
-    """Leading tokens (of prompt + output) whose KV is in `blocks`."""
+    """Leading tokens of its context whose KV is in `blocks`."""
+    num_kept: int = 0
+    num_dropped: int = 0
+    """So many tokens after the first `num_kept` of prompt + output are not in its context any more."""
     prefix: PrefixNode | None = None
     """Where its chain of registered full blocks ends in the prefix cache; None before the first."""
     num_registered: int = 0
@@ -103,7 +109,12 @@ class Request:
 
     def key_at(self, position: int) -> CohortKey:
         """The key under which its token at `position` is computed."""
-        return key_at(self.key, self.activations, position) if self.activations else self.key
+        return key_at(self.key, self.activations_now, position) if self.activations else self.key
+
+    @property
+    def activations_now(self) -> Activations:
+        """Where in its context its adapters begin to act."""
+        return shifted(self.activations, self.num_kept, self.num_dropped)
 
     @property
     def key_now(self) -> CohortKey:
@@ -113,18 +124,18 @@ class Request:
     @property
     def num_before_switch(self) -> int:
         """Tokens still to compute under `key_now`: all, or those before another list takes over."""
-        end = next_switch(self.activations, self.num_computed)
+        end = next_switch(self.activations_now, self.num_computed)
         return self.num_uncomputed if end is None else end - self.num_computed
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output together."""
-        return len(self.prompt) + len(self.output)
+        """Tokens in its context: prompt and output together, but for those that were given up."""
+        return len(self.prompt) + len(self.output) - self.num_dropped
 
     @property
     def num_uncomputed(self) -> int:
         """Tokens still to compute before the next one can be sampled: 1 in decode, more in prefill."""
-        return len(self.prompt) + len(self.output) - self.num_computed
+        return self.num_tokens - self.num_computed
 
     @property
     def can_reuse_prefix(self) -> bool:
@@ -134,22 +145,50 @@ class Request:
     @property
     def is_decoding(self) -> bool:
         """Whether the next step of this request computes just its newest sampled token."""
-        return bool(self.output) and len(self.prompt) + len(self.output) == self.num_computed + 1
+        return bool(self.output) and self.num_tokens == self.num_computed + 1
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
-        """Tokens at positions start … stop - 1 of prompt + output, in time proportional to their number."""
+        """Tokens at positions start … stop - 1 of its context, in time proportional to their number."""
+        if not self.num_dropped or stop <= self.num_kept:
+            return self._generated_so_far(start, stop)
+        kept = self._generated_so_far(start, self.num_kept) if start < self.num_kept else ()
+        rest = max(start, self.num_kept) + self.num_dropped, stop + self.num_dropped
+        return kept + self._generated_so_far(*rest)
+
+    def _generated_so_far(self, start: int, stop: int) -> tuple[int, ...]:
+        """The same of prompt + output."""
         split = len(self.prompt)
         if stop <= split:
             return self.prompt[start:stop]
         generated = tuple(self.output[max(start - split, 0) : stop - split])
         return self.prompt[start:split] + generated if start < split else generated
 
+    def beginning(self, num_tokens: int) -> "Request":
+        """Return a request that is nobody's, of the first tokens of this one's context as it is now."""
+        return Request(
+            request_id=self.request_id,
+            key=self.key,
+            prompt=self.tokens(0, num_tokens),
+            sampling=self.sampling,
+            max_new_tokens=1,
+            activations=self.activations_now,
+        )
+
     def history(self) -> tuple[int, ...]:
         """The tokens that the samplers of the next token look at; empty where none does."""
         last_n = self.sampling.history_len
         if last_n == 0:
             return ()
-        return self.tokens(0 if last_n < 0 else max(self.num_tokens - last_n, 0), self.num_tokens)
+        num_so_far = len(self.prompt) + len(self.output)
+        return self._generated_so_far(0 if last_n < 0 else max(num_so_far - last_n, 0), num_so_far)
+
+    def give_up(self, max_context: int) -> None:
+        """Shift its context, which is full, and of which nothing is computed then."""
+        assert self.shift is not None
+        assert self.num_tokens == max_context
+        assert not self.blocks
+        self.num_kept = self.shift.kept(max_context)
+        self.num_dropped += self.shift.discarded(max_context)
 
     def prefill_row(self, count: int) -> Row:
         """Its share of a step that computes its next `count` tokens; it samples where they are its last."""
@@ -166,6 +205,7 @@ class Request:
             token_filter=self.token_filter,
             pooling=self.pooling,
             pooled=self.pooled if self.num_computed else b"",
+            num_dropped=self.num_dropped,
         )
 
     def decode_row(self) -> Row:
@@ -180,6 +220,7 @@ class Request:
             history=self.history(),
             sampler_state=self.sampler_state,
             token_filter=self.token_filter,
+            num_dropped=self.num_dropped,
             is_decode=True,
         )
 

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from model.constraint import ConstraintText
 from model.tokenizer import Tokenizer
 from scheduler.batch import SamplerChain, SamplingParams
+from scheduler.context_shift import ContextShift
 from scheduler.request import Request
 from server.adapter_registry import ServedList
 from server.constraint_fields import WantedConstraint, compile_constraint, read_constraint, read_preserved
@@ -163,6 +164,7 @@ async def make_choices(
                 reuse_prefix=body.cache_prompt,
                 reports_progress=body.stream and body.return_progress,
                 activations=activations,
+                shift=_shift(engine, body, tokenizer, prompt),
                 token_filter=None if constraint is None else constraint.begin(eog_ids),
             ),
             served=served,
@@ -192,8 +194,17 @@ def _num_choices(body: GenerationBody, num_slots: int) -> int:
 
 def _max_new_tokens(engine: Engine, body: GenerationBody) -> int:
     wanted = engine.settings.n_predict if body.n_predict is None else body.n_predict
-    # llama-server generates one token where 0 are asked for. Without a limit the context is one.
-    return engine.model.n_ctx if wanted < 0 else max(wanted, 1)
+    if wanted < 0:  # a context is a limit, and where it is shifted the one that the model was trained for
+        return engine.model.n_ctx_train if engine.settings.context_shift else engine.model.n_ctx
+    return max(wanted, 1)  # llama-server generates one token where 0 are asked for
+
+
+def _shift(engine: Engine, body: GenerationBody, tokenizer: Tokenizer, prompt: tuple[int, ...]) -> ContextShift | None:
+    if not engine.settings.context_shift:
+        return None
+    num_keep = engine.settings.keep if body.n_keep is None else body.n_keep
+    num_keep = len(prompt) if num_keep < 0 else num_keep
+    return ContextShift(num_keep + tokenizer.adds_bos, body.n_discard)
 
 
 def _eog_ids(tokenizer: Tokenizer, body: GenerationBody) -> frozenset[int]:

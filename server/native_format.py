@@ -104,7 +104,7 @@ class NativeDialect:
             "truncated": self._is_truncated(transcript),
             "stop_type": _STOP_TYPES.get(transcript.reason, "none"),
             "stopping_word": transcript.stopping_word,
-            "tokens_cached": transcript.num_prompt + max(transcript.num_generated - 1, 0),
+            "tokens_cached": transcript.num_prompt + max(transcript.num_generated - 1, 0) - request.num_dropped,
             "timings": timings(transcript),
         }
         if self.body.num_logprobs and not is_stream:
@@ -112,7 +112,9 @@ class NativeDialect:
         return result
 
     def _is_truncated(self, transcript: Transcript) -> bool:
-        """Whether the answer ended because the context was full."""
+        """Whether the context was full: it was shifted, or the answer ended."""
+        if transcript.request.num_dropped:
+            return True
         num_tokens = transcript.num_prompt + transcript.num_generated
         return transcript.reason is FinishReason.LIMIT and num_tokens >= self.engine.model.n_ctx
 
@@ -201,6 +203,8 @@ def generation_settings(body: GenerationBody, transcript: Transcript) -> Json:
         "stop": list(body.stop),
         "max_tokens": request.max_new_tokens,
         "n_predict": request.max_new_tokens,
+        "n_keep": request.shift.num_keep if request.shift else 0,
+        "n_discard": body.n_discard,
         "ignore_eos": body.ignore_eos,
         "stream": body.stream,
         "logit_bias": [

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from model.tokenizer import Tokenizer
 from scheduler.batch import Sample, SamplingParams
 from scheduler.cohort import ListSeed, list_seed
+from scheduler.context_shift import ContextShift
 from scheduler.events import FinishReason, TokenSampled
 from scheduler.loop import TokenStream
 from scheduler.request import Request
@@ -34,6 +35,7 @@ class AnswerKey:
     max_new_tokens: int
     min_new_tokens: int
     eog_ids: frozenset[int]
+    shift: ContextShift | None
     rules: TextRules
     tokenizer: str
     """Its digest: it says where the text reaches a stop string."""
@@ -62,6 +64,7 @@ def answer_key(request: Request, rules: TextRules, tokenizer: Tokenizer) -> Answ
         max_new_tokens=request.max_new_tokens,
         min_new_tokens=request.min_new_tokens,
         eog_ids=request.eog_ids,
+        shift=request.shift,
         rules=rules,
         tokenizer=tokenizer.digest,
     )

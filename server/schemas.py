@@ -67,6 +67,9 @@ class GenerationBody(ListFields, SamplerFields, ConstraintFields, ABC):
     return_progress: Flag = False
     verbose: Flag = False
     cache_prompt: Flag = True
+    n_keep: Annotated[int, whole(-1)] | None = None
+    """Of the prompt, when a full context is shifted; -1: all."""
+    n_discard: Annotated[int, whole(0)] = 0
     id_slot: Annotated[int, whole(-1)] = -1
     stop: Texts = ()
     stop_token_ids: Annotated[JsonArray, documented(list[int])] = []

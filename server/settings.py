@@ -60,6 +60,15 @@ class Settings(BaseSettings):
         bool, flag("-kvu", "--kv-unified", help="let each slot have the whole context, out of one pool for all slots")
     ] = False
     parallel: Annotated[Positive, flag("-np", "--parallel", help="requests that run at once (slots)", metavar="N")] = 16
+    context_shift: Annotated[
+        bool,
+        flag("--context-shift", help="let answers go on in a full context, without a part of what came before"),
+    ] = False
+    keep: Annotated[
+        int,
+        Field(ge=-1),
+        flag("--keep", help="tokens of the prompt that such an answer keeps; -1: all", metavar="N"),
+    ] = 0
     batch_size: Annotated[
         Positive, flag("-b", "--batch-size", help="most tokens computed in one step", metavar="N")
     ] = 256

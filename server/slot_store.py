@@ -75,14 +75,15 @@ class SlotStore:
         num_blocks = len(kv.find(request))
         if num_blocks == 0:
             raise SlotRefused("Unable to save slot: it has no full block of tokens in the KV cache")
+        saved = request.beginning(num_blocks * BLOCK_SIZE)  # which a running request may give up meanwhile
         header = SlotHeader(
             origin=self._origin,
             adapters=tuple(
                 SavedAdapter(adapter.digest, scale, names.get(adapter, adapter.digest))
                 for adapter, scale in request.key
             ),
-            activations=_places(request),
-            tokens=request.tokens(0, num_blocks * BLOCK_SIZE),
+            activations=_places(saved),
+            tokens=saved.prompt,
             block_bytes=self._block_bytes,
         )
         num_written = 0
@@ -90,7 +91,7 @@ class SlotStore:
             writer = await asyncio.to_thread(SlotWriter, path, header)
             try:
                 # What is evicted meanwhile is left out.
-                while block_ids := kv.find(request)[num_written:num_blocks][: self._num_copied]:
+                while block_ids := kv.find(saved)[num_written : num_written + self._num_copied]:
                     content = await self._loop.enqueue(partial(self._pages.read, block_ids))
                     await asyncio.to_thread(writer.append, content)
                     num_written += len(block_ids)

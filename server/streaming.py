@@ -142,12 +142,14 @@ class Answer:
     def _remember(self, transcript: Transcript) -> None:
         """Store an answer for the next client that asks for it, where nothing but its request has shaped it."""
         key = self._key_of(transcript.choice)
+        request = transcript.request
         num_left = self.engine.loop.scheduler.limits.max_context - transcript.num_prompt
+        num_at_most = request.max_new_tokens if request.shift else min(request.max_new_tokens, num_left)
         match transcript.reason:
             case FinishReason.EOS | FinishReason.WORD:
                 is_whole = True
             case FinishReason.LIMIT:  # of tokens, or of time
-                is_whole = transcript.num_generated >= min(transcript.request.max_new_tokens, num_left)
+                is_whole = transcript.num_generated >= num_at_most
             case _:
                 is_whole = False
         if key is not None and transcript.reason is not None and is_whole:

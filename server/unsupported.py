@@ -22,8 +22,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "audio": (),
     "modalities": (["text"],),
     # Context shifting and reuse across it.
-    "n_keep": (0,),
-    "n_discard": (0,),
     "n_cache_reuse": (0,),
     "truncate_prompt_tokens": (),
 }

@@ -2,6 +2,7 @@
 
 from scheduler.batch import Batch, Pooling, Sample, SamplingParams, StepOutput
 from scheduler.cohort import BASE, Activations, AdapterId, CohortKey, cohort_key
+from scheduler.context_shift import ContextShift
 from scheduler.core import Scheduler, SchedulerLimits
 from scheduler.events import Admitted, Event, Finished, Preempted
 from scheduler.request import Request
@@ -31,6 +32,7 @@ def make_request(
     reuse_prefix: bool = True,
     activations: Activations = (),
     pooling: Pooling | None = None,
+    shift: ContextShift | None = None,
 ) -> Request:
     return Request(
         request_id=request_id,
@@ -43,6 +45,7 @@ def make_request(
         reuse_prefix=reuse_prefix,
         activations=activations,
         pooling=pooling,
+        shift=shift,
     )
 
 

@@ -32,16 +32,32 @@ class FakeModel:
     def __init__(self) -> None:
         self._cells: dict[tuple[int, int], Cell] = {}
         self._contexts: dict[int, list[Cell]] = {}
-        """For each request the cell at every position of prompt and output: what its context must read as."""
+        """For each request the cell at every position of its context: what it must read as."""
+        self._requests: dict[int, Request] = {}
+        self._num_dropped: dict[int, int] = {}
 
     def expect(self, request: Request) -> None:
         """Take note of a request before its first step."""
+        self._requests[request.request_id] = request
+        self._num_dropped[request.request_id] = 0
+        self._begin(request, list(enumerate(request.prompt)))
+
+    def _begin(self, request: Request, tokens: Sequence[tuple[int, int]]) -> None:
+        """Let a request's context be `tokens`: of each its number among all that it has had, and its id."""
         starts = {adapter: start for start, adapter in request.activations}
         context: list[Cell] = []
         self._contexts[request.request_id] = context
-        for position, token_id in enumerate(request.prompt):
-            acting = [pair for pair in request.key if starts.get(pair[0], 0) <= position]
+        for number, token_id in tokens:
+            acting = [pair for pair in request.key if starts.get(pair[0], 0) <= number]
             context.append(_extend(context, cache_seed(tuple(acting)), token_id))
+
+    def _shift(self, row: Row) -> None:
+        """Forget of a request what it has given up since its last row, where it has."""
+        if row.num_dropped != self._num_dropped[row.request_id]:
+            self._num_dropped[row.request_id] = row.num_dropped
+            request = self._requests[row.request_id]
+            tokens = list(enumerate((*request.prompt, *request.output)))
+            self._begin(request, tokens[: request.num_kept] + tokens[request.num_kept + row.num_dropped :])
 
     def read(self, block_ids: Sequence[int]) -> list[list[Cell]]:
         """Return what full blocks hold."""
@@ -56,6 +72,7 @@ class FakeModel:
         """Write all rows, then read all, as a layer of a real model does."""
         seed = cache_seed(batch.key)
         for row in batch.rows:
+            self._shift(row)
             self._write(row, seed)
         for row in batch.rows:
             self._check_context(row, seed)
@@ -99,7 +116,7 @@ class FakeModel:
         assert row.sampling is not None
         last = self._cell_at(row, row.end - 1)
         assert last is not None
-        influences = (seed, last.chain, row.end, row.sampling.seed, row.history, row.sampler_state)
+        influences = (seed, last.chain, row.draw, row.sampling.seed, row.history, row.sampler_state)
         mixed = crc32(repr(influences).encode())
         token_id = mixed % VOCABULARY_SIZE
         context = self._contexts[row.request_id]

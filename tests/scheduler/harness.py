@@ -21,6 +21,7 @@ from scheduler.events import (
     Paused,
     Preempted,
     Resumed,
+    Shifted,
     StepDone,
     TokenSampled,
 )
@@ -100,7 +101,8 @@ class Harness:
     def save(self, request_id: int) -> None:
         """Keep what can be found of a request, between two steps."""
         request = self.requests[request_id]
-        self._saved = request, self.model.read(self.scheduler.kv.find(request))
+        block_ids = self.scheduler.kv.find(request)
+        self._saved = request.beginning(len(block_ids) * BLOCK_SIZE), self.model.read(block_ids)
 
     def restore(self) -> None:
         """Put back what was kept last, between two steps."""
@@ -214,6 +216,10 @@ class Harness:
             self.counts["resumption"] += 1
         elif isinstance(event, Preempted):
             self._check_preemption(event.request_id)
+        elif isinstance(event, Shifted):
+            self._running.remove(event.request_id)
+            self._preempted.insert(0, event.request_id)
+            self.counts["shift"] += 1
         elif isinstance(event, Finished):
             self._check_finish(event)
         elif isinstance(event, StepDone):

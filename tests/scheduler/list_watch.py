@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from scheduler.batch import Batch
 from scheduler.cohort import CohortKey
 from scheduler.core import SchedulerLimits
-from scheduler.events import Admitted, Event, Finished, Paused, Preempted, Resumed, TokenSampled
+from scheduler.events import Admitted, Event, Finished, Paused, Preempted, Resumed, Shifted, TokenSampled
 from scheduler.fairness import FairnessSettings
 from scheduler.kv_space import blocks_for
 from scheduler.request import Request
@@ -104,7 +104,7 @@ class ListWatch:
         standing = self._standings[request.key]
         if isinstance(event, Admitted | Resumed):
             self._seat(standing, request.request_id)
-        elif isinstance(event, Paused | Preempted) and request.request_id in standing.seated:
+        elif isinstance(event, Paused | Preempted | Shifted) and request.request_id in standing.seated:
             self._unseat(standing, request, event)
         elif isinstance(event, Finished):
             standing.waiting.pop(request.request_id, None)
@@ -117,10 +117,10 @@ class ListWatch:
         standing.can_be_kept |= not standing.seated
         standing.seated[request_id] = False
 
-    def _unseat(self, standing: _Standing, request: Request, event: Paused | Preempted) -> None:
+    def _unseat(self, standing: _Standing, request: Request, event: Paused | Preempted | Shifted) -> None:
         has_sampled = standing.seated.pop(request.request_id)
         standing.waiting[request.request_id] = request.slot_id_wanted is None
-        if isinstance(event, Preempted):
+        if not isinstance(event, Paused):
             assert has_sampled, "a running request was preempted before it had sampled since it got its seat (I12)"
         assert standing.seated or not standing.can_be_kept, "a list lost its seat before it had sampled (I12)"
 

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 
 from scheduler.batch import BLOCK_SIZE, Pooling, SamplingParams
 from scheduler.cohort import BASE, CohortKey
+from scheduler.context_shift import ContextShift
 from scheduler.core import SchedulerLimits
 from scheduler.events import FinishReason
 from scheduler.fairness import FairnessSettings
@@ -39,6 +40,7 @@ SAMPLINGS = (
     SamplingParams(seed=2, repeat_penalty=1.5, repeat_last_n=5),
     SamplingParams(seed=3, presence_penalty=0.5, repeat_last_n=-1),
 )
+SHIFTS = (None, None, None, ContextShift(0, 0), ContextShift(5, 9), ContextShift(17, 1), ContextShift(100, 0))
 EARLY_ENDS = (FinishReason.ABORT, FinishReason.WORD)
 
 
@@ -115,6 +117,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         eog_ids=st.sampled_from([frozenset[int](), frozenset({VOCABULARY_SIZE - 1})]),
         slot_id_wanted=st.sampled_from([None, None, None, None, 0, 1, 4, -1]),
         reuse_prefix=st.sampled_from([True, True, False]),
+        shift=st.sampled_from(SHIFTS),
     )
     def add_any(
         self,
@@ -125,6 +128,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         eog_ids: frozenset[int],
         slot_id_wanted: int | None,
         reuse_prefix: bool,
+        shift: ContextShift | None,
     ) -> int | MultipleResults[int]:
         request = make_request(
             self.num_offered,
@@ -135,6 +139,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             eog_ids=eog_ids,
             slot_id_wanted=slot_id_wanted,
             reuse_prefix=reuse_prefix,
+            shift=shift,
         )
         return self.offer(request)
 
@@ -247,6 +252,7 @@ def play(seed: int, num_moves: int, policy: PolicyName) -> Harness:
                 eog_ids=frozenset(choose.choice([()] * 4 + [(VOCABULARY_SIZE - 1,)])),
                 slot_id_wanted=choose.choice([None] * 9 + [0, 1, 9]),
                 reuse_prefix=choose.random() < 0.9,
+                shift=choose.choice(SHIFTS),
             )
             harness.add(request)
         if harness.requests and choose.random() < 0.03:
@@ -286,6 +292,7 @@ def test_long_games_on_small_pools_keep_every_invariant_and_meet_every_rare_case
         "chunked prompt": 50,
         "decode and prefill in one step": 20,
         "forgotten token": 500,
+        "shift": 50,
         "restored block": 10,
         "failed step": 10,
         "faulty row": 10,

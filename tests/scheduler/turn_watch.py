@@ -1,7 +1,7 @@
 """I8 as a watcher of events: who may take a turn before whom. It never looks inside the scheduler."""
 
 from scheduler.cohort import CohortKey
-from scheduler.events import Admitted, Event, Finished, Paused, Preempted, Resumed
+from scheduler.events import Admitted, Event, Finished, Paused, Preempted, Resumed, Shifted
 
 
 class TurnWatch:
@@ -27,7 +27,9 @@ class TurnWatch:
                 self._members[event.key] = set()
                 self._begin_wait(event.key)
             self._members[event.key].add(event.request_id)
-        elif isinstance(event, Paused | Preempted | Finished) and event.request_id in self._members.get(event.key, ()):
+        elif isinstance(event, Paused | Preempted | Shifted | Finished):
+            if event.request_id not in self._members.get(event.key, ()):
+                return
             self._members[event.key].remove(event.request_id)
             if not self._members[event.key]:
                 self._leave(event.key)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from scheduler.batch import Sample, SamplingParams, TokenLogprob
 from scheduler.cohort import Activation, AdapterId, cohort_key
+from scheduler.context_shift import ContextShift
 from scheduler.events import FinishReason
 from scheduler.request import Request
 from server.response_cache import AnswerKey, ResponseCache, StoredAnswer, answer_key
@@ -36,6 +37,7 @@ OTHER_VALUES: dict[str, object] = {
     "sampling": replace(SAMPLING, top_k=3),
     "max_new_tokens": 9,
     "min_new_tokens": 2,
+    "shift": ContextShift(0, 5),
     "eog_ids": frozenset({257, 258}),
     "activations": (Activation(1, TONE),),
 }

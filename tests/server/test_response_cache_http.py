@@ -178,6 +178,8 @@ NO_CHANGES: dict[str, object] = {
     "sse_ping_interval": 5,
     "return_progress": True,
     "verbose": True,
+    "n_keep": 5,
+    "n_discard": 5,
     "timings_per_token": True,
     "return_tokens": True,
     "response_fields": ["content"],

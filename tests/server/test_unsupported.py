@@ -12,7 +12,6 @@ REFUSED: list[tuple[str, object]] = [
     ("backend_sampling", 0),
     ("functions", [{"name": "f"}]),
     ("function_call", {"name": "f"}),
-    ("n_keep", -1),
 ]
 
 
@@ -47,7 +46,7 @@ def test_every_route_refuses(client: httpx.Client, path: str) -> None:
     "body",
     [
         {"tools": [], "tool_choice": "auto"},
-        {"n_keep": 0, "reasoning_format": "auto"},
+        {"reasoning_format": "auto"},
         {"backend_sampling": False},
         {"backend_sampling": None, "tools": None},
         {"unheard_of": 5},
