@@ -20,6 +20,7 @@ def answer_alone(request: Request, max_context: int) -> tuple[list[int], FinishR
         sampling=request.sampling,
         eog_ids=request.eog_ids,
         activations=request.activations,
+        shift=request.shift,
     )
     scheduler.add(copy, 0.0)
     model.expect(copy)

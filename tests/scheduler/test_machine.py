@@ -282,7 +282,7 @@ def test_long_games_on_small_pools_keep_every_invariant_and_meet_every_rare_case
         counts += harness.counts
         longest_wait = max(longest_wait, harness.turns.longest_wait)
     rare = {
-        "preemption": 10,
+        "preemption": 5,
         "evicted block": 100,
         "shared block": 100,
         "prefix hit": 100,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.batch import Sample, SamplingParams, TokenLogprob
+from scheduler.batch import Pooling, Sample, SamplingParams, TokenLogprob
 from scheduler.cohort import Activation, AdapterId, cohort_key
 from scheduler.context_shift import ContextShift
 from scheduler.events import FinishReason
@@ -46,6 +46,7 @@ IRRELEVANT: dict[str, object] = {
     "slot_id_wanted": 2,
     "reuse_prefix": False,
     "reports_progress": True,
+    "pooling": Pooling.LAST,  # such a request has no tokens that could be stored
     "token_filter": object(),  # what it allows is told by the name in the sampling
 }
 
