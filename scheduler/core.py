@@ -13,7 +13,6 @@ from scheduler.batch import BLOCK_SIZE, Batch, Row, RowFault, Sample, StepOutput
 from scheduler.cohort import CohortKey
 from scheduler.errors import PromptEmpty, PromptTooLong, QueueFull, SlotUnknown
 from scheduler.events import (
-    Admitted,
     Event,
     FinishReason,
     Paused,
@@ -232,18 +231,7 @@ class Scheduler:
         if is_first:
             request.admitted_s = now
             request.num_cached = request.num_computed
-        self._events.append(
-            Admitted(
-                request_id=request.request_id,
-                key=request.key,
-                slot_id=request.slot_id,
-                num_tokens=request.num_tokens,
-                num_cached=request.num_computed,
-                is_first=is_first,
-                queue_s=queue_s,
-                now=now,
-            )
-        )
+        self._events.append(request.admitted(is_first=is_first, queue_s=queue_s, now=now))
         self._note_progress(request, now)
 
     def _note_progress(self, request: Request, now: float) -> None:

@@ -6,7 +6,7 @@ from enum import StrEnum
 from scheduler.batch import Pooling, Row, SamplingParams, TokenFilter
 from scheduler.cohort import Activations, CohortKey, key_at, next_switch
 from scheduler.context_shift import ContextShift, shifted
-from scheduler.events import Finished, FinishReason
+from scheduler.events import Admitted, Finished, FinishReason
 from scheduler.prefix_cache import PrefixNode
 
 
@@ -222,6 +222,20 @@ class Request:
             token_filter=self.token_filter,
             num_dropped=self.num_dropped,
             is_decode=True,
+        )
+
+    def admitted(self, *, is_first: bool, queue_s: float, now: float) -> Admitted:
+        """The event of its seat, where it was not paused before."""
+        assert self.slot_id is not None
+        return Admitted(
+            request_id=self.request_id,
+            key=self.key,
+            slot_id=self.slot_id,
+            num_tokens=self.num_tokens,
+            num_cached=self.num_computed,
+            is_first=is_first,
+            queue_s=queue_s,
+            now=now,
         )
 
     def finished(self, reason: FinishReason, message: str, now: float) -> Finished:

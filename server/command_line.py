@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from server.adapter_arguments import paths_at_scale_1, paths_with_scales
 from server.foreign_flags import add_foreign_flags
-from server.settings import ENV_PREFIX, Flag, Settings
+from server.setting_flags import Flag
+from server.settings import ENV_PREFIX, Settings
 
 _OF_POLICY_FAIR = ("max_wait", "fair_slack", "max_active_lists", "adapter_weight")
 
@@ -40,7 +41,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action: type[argparse.Action] | str = "store"
         if name in ("lora", "lora_scaled"):
             action = _AppendAdapters
-        elif name in ("adapter_weight", "lora_load_dir", "mix", "model_dir"):
+        elif name in ("adapter_weight", "dry_sequence_breakers", "lora_load_dir", "mix", "model_dir"):
             action = "append"
         elif field.annotation is bool:
             action = argparse.BooleanOptionalAction

@@ -81,4 +81,5 @@ class Engine:
             presence_penalty=settings.presence_penalty,
             frequency_penalty=settings.frequency_penalty,
             seed=settings.seed % 2**32,
+            chain=settings.chain,
         )

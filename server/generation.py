@@ -137,7 +137,7 @@ async def make_choices(
     num_slots = engine.loop.scheduler.limits.num_slots
     num_choices = _num_choices(body, num_slots)
     tokenizer = served.tokenizer
-    sampling = _sampling(engine, body, tokenizer, await read_chain(body, tokenizer))
+    sampling = _sampling(engine, body, tokenizer, await read_chain(body, tokenizer, engine.settings.chain))
     max_new_tokens = _max_new_tokens(engine, body)
     eog_ids = _eog_ids(tokenizer, body)
     _check_min_tokens(body.min_tokens, max_new_tokens, eog_ids, sampling, tokenizer)

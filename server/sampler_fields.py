@@ -4,7 +4,7 @@ Source: llama-server's documented fields, names and defaults.
 """
 
 import asyncio
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
@@ -15,8 +15,9 @@ from scheduler.batch import Sampler, SamplerChain
 from server.fields import Flag, json_type, real, refuse, whole
 
 _DEFAULT = SamplerChain()
-_BOUND = 1e6
+BOUND = 1e6
 """Of numbers without bounds of their own: larger ones overflow the logits."""
+_OF_CHAIN = {field.name for field in fields(SamplerChain)} - {"dry_breakers"}
 _MAX_SAMPLERS = 32
 _MAX_BREAKERS = 64
 _MAX_BREAKER_BYTES = 40
@@ -45,7 +46,8 @@ _NAMES = {
 }
 
 
-def _read_samplers(value: object) -> tuple[Sampler, ...]:
+def read_samplers(value: object) -> tuple[Sampler, ...]:
+    """Return an order of samplers, by names or letters. Raises PydanticCustomError."""
     if not isinstance(value, str | list):
         raise refuse(f"must be an array of names of samplers or a string of their letters, but is {json_type(value)}")
     if len(value) > _MAX_SAMPLERS:
@@ -63,7 +65,8 @@ def _read_sampler(name: object, *, is_letter: bool) -> Sampler:
     return sampler
 
 
-def _read_breakers(value: object) -> tuple[str, ...]:
+def read_breakers(value: object) -> tuple[str, ...]:
+    """Return the texts that end a repetition. Raises PydanticCustomError."""
     if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
         raise refuse(f"must be a non-empty array of strings, but is {json_type(value)}")
     if len(value) > _MAX_BREAKERS:
@@ -87,51 +90,34 @@ class SamplerFields(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    samplers: Annotated[
-        tuple[Sampler, ...], BeforeValidator(_read_samplers, json_schema_input_type=str | list[str])
-    ] = _DEFAULT.samplers
-    dynatemp_range: Annotated[float, real(-_BOUND, _BOUND)] = _DEFAULT.dynatemp_range
-    dynatemp_exponent: Annotated[float, real(-_BOUND, _BOUND)] = _DEFAULT.dynatemp_exponent
+    samplers: Annotated[tuple[Sampler, ...], BeforeValidator(read_samplers, json_schema_input_type=str | list[str])] = (
+        _DEFAULT.samplers
+    )
+    dynatemp_range: Annotated[float, real(-BOUND, BOUND)] = _DEFAULT.dynatemp_range
+    dynatemp_exponent: Annotated[float, real(-BOUND, BOUND)] = _DEFAULT.dynatemp_exponent
     typical_p: Annotated[float, real()] = _DEFAULT.typical_p
-    top_n_sigma: Annotated[float, real(-_BOUND, _BOUND)] = _DEFAULT.top_n_sigma
+    top_n_sigma: Annotated[float, real(-BOUND, BOUND)] = _DEFAULT.top_n_sigma
     xtc_probability: Annotated[float, real(), _clamp(0.0, 1.0)] = _DEFAULT.xtc_probability
     xtc_threshold: Annotated[float, real(), _clamp(0.0, 1.0)] = _DEFAULT.xtc_threshold
-    dry_multiplier: Annotated[float, real(-_BOUND, _BOUND)] = _DEFAULT.dry_multiplier
-    dry_base: Annotated[float, real(-_BOUND, _BOUND), AfterValidator(_read_base)] = _DEFAULT.dry_base
+    dry_multiplier: Annotated[float, real(-BOUND, BOUND)] = _DEFAULT.dry_multiplier
+    dry_base: Annotated[float, real(-BOUND, BOUND), AfterValidator(_read_base)] = _DEFAULT.dry_base
     dry_allowed_length: Annotated[int, whole(0)] = _DEFAULT.dry_allowed_length
     dry_penalty_last_n: Annotated[int, whole(0)] = _DEFAULT.dry_penalty_last_n
     dry_sequence_breakers: Annotated[
-        tuple[str, ...], BeforeValidator(_read_breakers, json_schema_input_type=list[str])
+        tuple[str, ...], BeforeValidator(read_breakers, json_schema_input_type=list[str])
     ] = _DEFAULT.dry_sequence_breakers
     mirostat: Annotated[int, whole(), _clamp(0, 2)] = _DEFAULT.mirostat
-    mirostat_tau: Annotated[float, real(-_BOUND, _BOUND)] = _DEFAULT.mirostat_tau
-    mirostat_eta: Annotated[float, real(-_BOUND, _BOUND)] = _DEFAULT.mirostat_eta
+    mirostat_tau: Annotated[float, real(-BOUND, BOUND)] = _DEFAULT.mirostat_tau
+    mirostat_eta: Annotated[float, real(-BOUND, BOUND)] = _DEFAULT.mirostat_eta
     adaptive_target: Annotated[float, real(), _clamp(-1.0, 1.0)] = _DEFAULT.adaptive_target
     adaptive_decay: Annotated[float, real(0.0, 0.99)] = _DEFAULT.adaptive_decay
     post_sampling_probs: Flag = False
 
 
-async def read_chain(body: SamplerFields, tokenizer: Tokenizer) -> SamplerChain | None:
-    """Return the chain that `body` asks for; None where it says nothing of it."""
-    chain = SamplerChain(
-        samplers=body.samplers,
-        dynatemp_range=body.dynatemp_range,
-        dynatemp_exponent=body.dynatemp_exponent,
-        typical_p=body.typical_p,
-        top_n_sigma=body.top_n_sigma,
-        xtc_probability=body.xtc_probability,
-        xtc_threshold=body.xtc_threshold,
-        dry_multiplier=body.dry_multiplier,
-        dry_base=body.dry_base,
-        dry_allowed_length=body.dry_allowed_length,
-        dry_penalty_last_n=body.dry_penalty_last_n,
-        dry_sequence_breakers=body.dry_sequence_breakers,
-        mirostat=body.mirostat,
-        mirostat_tau=body.mirostat_tau,
-        mirostat_eta=body.mirostat_eta,
-        adaptive_target=body.adaptive_target,
-        adaptive_decay=body.adaptive_decay,
-    )
+async def read_chain(body: SamplerFields, tokenizer: Tokenizer, default: SamplerChain) -> SamplerChain | None:
+    """Return the chain that `body` asks for, where it says nothing that of `default`; None where both say nothing."""
+    said = {name: getattr(body, name) for name in body.model_fields_set & _OF_CHAIN}
+    chain = replace(default, **said)
     if chain.uses_dry:
         breakers = await asyncio.to_thread(breaker_tokens, tokenizer, chain.dry_sequence_breakers)
         return replace(chain, dry_breakers=breakers)

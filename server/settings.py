@@ -5,40 +5,23 @@ The flags are llama-server's where it has the same thing. The environment variab
 field's name: COHORT_CTX_SIZE, COHORT_LORA, …. What a setting leads to is decided elsewhere.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from scheduler.fairness import DEFAULT_FAIRNESS
 from scheduler.policy import PolicyName
 from server.adapter_arguments import AdapterArgument, MixArgument, paths_at_scale_1, paths_with_scales, read_mixes
 from server.adapter_weights import AdapterWeight, read_weights
+from server.sampler_settings import SamplerSettings
+from server.setting_flags import NonNegative, Positive, flag
 
 ENV_PREFIX = "COHORT_"
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """How a setting is spelled on the command line."""
-
-    names: tuple[str, ...]
-    help: str
-    metavar: str | None = None
-
-
-def flag(*names: str, help: str, metavar: str | None = None) -> Flag:  # noqa: A002
-    """Return the spelling of a setting, the short name first."""
-    return Flag(names, help, metavar)
-
-
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
-
-
-class Settings(BaseSettings):
+class Settings(SamplerSettings):
     """The settings of one server."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, allow_inf_nan=False)
@@ -222,17 +205,6 @@ class Settings(BaseSettings):
         ),
     ] = ()
 
-    seed: Annotated[int, flag("--seed", help="seed of requests that name none; -1: random", metavar="N")] = -1
-    temp: Annotated[float, Field(ge=0), flag("--temp", help="temperature; 0: greedy", metavar="X")] = 0.8
-    top_k: Annotated[NonNegative, flag("--top-k", help="0: the whole vocabulary", metavar="N")] = 40
-    top_p: Annotated[float, Field(ge=0, le=1), flag("--top-p", help="1: off", metavar="X")] = 0.95
-    min_p: Annotated[float, Field(ge=0, le=1), flag("--min-p", help="0: off", metavar="X")] = 0.05
-    repeat_penalty: Annotated[float, Field(gt=0), flag("--repeat-penalty", help="1: off", metavar="X")] = 1.0
-    repeat_last_n: Annotated[
-        int, Field(ge=-1), flag("--repeat-last-n", help="tokens the penalties look at; -1: all", metavar="N")
-    ] = 64
-    presence_penalty: Annotated[float, flag("--presence-penalty", help="0: off", metavar="X")] = 0.0
-    frequency_penalty: Annotated[float, flag("--frequency-penalty", help="0: off", metavar="X")] = 0.0
     n_predict: Annotated[
         int,
         Field(ge=-1),

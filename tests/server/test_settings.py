@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from server.adapter_arguments import AdapterArgument, MixArgument, read_mixes
 from server.adapter_weights import AdapterWeight
 from server.command_line import add_flags, read_settings
-from server.settings import Flag, Settings
+from server.setting_flags import Flag
+from server.settings import Settings
 
 
 def read(*arguments: str) -> Settings:
