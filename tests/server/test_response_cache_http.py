@@ -195,7 +195,7 @@ ELSEWHERE = {
 }
 ELSEWHERE |= {"continue_final_message", "chat_template_kwargs", "grammar_lazy", "grammar_triggers", "preserved_tokens"}
 ELSEWHERE |= {"tools", "tool_choice", "parallel_tool_calls", "reasoning_format"}
-ELSEWHERE |= {"reasoning_budget_tokens", "reasoning_budget_message"}
+ELSEWHERE |= {"reasoning_budget_tokens", "reasoning_budget_message", "suffix"}
 """Tested below, or part of the prompt, or of a grammar."""
 BODY = {"prompt": "fields", "n_predict": 4, "temperature": 0.75, "seed": 42}
 
