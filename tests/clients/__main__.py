@@ -21,6 +21,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from docs.demo.model_path import demo_model_path
+from tests.clients.checks import REPORT
 from tests.clients.environments import CLIENTS, Client, ClientMissing, Environment, prepare
 from tests.load.demo_server import ROOT, demo_server
 
@@ -105,12 +106,13 @@ def _run(client: Client, environment: Environment | ClientMissing, arguments: li
     except subprocess.TimeoutExpired:
         return Row(client.name, "-", f"FAILED: not done in {_LIMIT_S:.0f} s", _LIMIT_S, has_failed=True)
     seconds = time.perf_counter() - began_s
-    if verbose or done.returncode:
+    reports = [line for line in done.stdout.splitlines() if line.startswith(REPORT)]
+    if verbose or done.returncode or not reports:
         print(done.stdout[-6000:], flush=True)
-    if done.returncode:
+    if done.returncode or not reports:
         return Row(client.name, "-", f"FAILED with exit code {done.returncode}", seconds, has_failed=True)
-    last = json.loads(done.stdout.strip().splitlines()[-1])
-    return Row(client.name, last["version"], last["outcome"], seconds)
+    report = json.loads(reports[-1].removeprefix(REPORT))
+    return Row(client.name, report["version"], report["outcome"], seconds)
 
 
 def _variables(environment: Environment) -> Mapping[str, str]:

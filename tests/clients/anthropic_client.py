@@ -51,6 +51,30 @@ def a_system_prompt_is_taken() -> None:
     assert answer.content
 
 
+def a_tool_is_called() -> None:
+    answer = CLIENT.messages.create(
+        model="smollm2",
+        messages=[{"role": "user", "content": "How is the weather in Rome?"}],
+        max_tokens=96,
+        extra_body=GREEDY,
+        tools=[
+            {
+                "name": "get_weather",
+                "description": "Tells it.",
+                "input_schema": {
+                    "type": "object",
+                    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+                    "required": ["city"],
+                },
+            }
+        ],
+        tool_choice={"type": "any"},
+    )
+    assert answer.stop_reason == "tool_use", answer
+    calls = [block for block in answer.content if block.type == "tool_use"]
+    assert {call.name for call in calls} == {"get_weather"}
+
+
 def bad_requests_are_the_clients_own_errors() -> None:
     assert "lora" in error_of(anthropic.BadRequestError, lambda: message_text("smollm2", [{"id": 7, "scale": 1}]))
 
@@ -62,5 +86,6 @@ if __name__ == "__main__":
         messages_are_streamed,
         tokens_are_counted,
         a_system_prompt_is_taken,
+        a_tool_is_called,
         bad_requests_are_the_clients_own_errors,
     )

@@ -5,9 +5,12 @@ import json
 from collections.abc import Callable
 from importlib.metadata import version
 
+REPORT = "report: "
+"""What the line for the runner begins with."""
+
 
 def run_checks(package: str, *checks: Callable[[], object]) -> None:
-    """Run the checks, and print a last line for the runner. The first that fails ends the program, with a traceback."""
+    """Run the checks, and print a line for the runner. The first that fails ends the program, with a traceback."""
     for check in checks:
         check()
         print(f"ok: {check.__name__.replace('_', ' ')}", flush=True)
@@ -24,5 +27,6 @@ def error_of(kind: type[Exception], call: Callable[[], object]) -> str:
 
 
 def report(package: str, outcome: str) -> None:
-    """Print the last line that the runner reads: the client's version, and what came out, in words."""
-    print(json.dumps({"version": version(package), "outcome": outcome}))
+    """Print the line that the runner reads: the client's version, and what came out, in words."""
+    line = REPORT + json.dumps({"version": version(package), "outcome": outcome})
+    print(f"\n{line}", flush=True)  # a tool need not have ended its last line

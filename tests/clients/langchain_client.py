@@ -50,6 +50,17 @@ def an_answer_has_the_form_of_a_schema() -> None:
     assert answer["colour"] in ("blue", "green")
 
 
+def a_tool_is_called() -> None:
+    def get_weather(city: str) -> str:
+        """Tell how the weather is in a city."""
+        return city
+
+    model = chat("smollm2").bind_tools([get_weather], tool_choice="required").bind(max_tokens=96)
+    calls = model.invoke("How is the weather in Rome?").tool_calls
+    assert {call["name"] for call in calls} == {"get_weather"}
+    assert all(isinstance(call["args"]["city"], str) for call in calls)
+
+
 def bad_requests_are_the_clients_own_errors() -> None:
     unknown = chat("smollm2", extra_body={"lora": [{"id": 7, "scale": 1}]})
     assert "lora" in error_of(openai.BadRequestError, lambda: unknown.invoke(PROMPT))
@@ -62,5 +73,6 @@ if __name__ == "__main__":
         usage_is_read,
         a_chat_is_streamed_with_usage,
         an_answer_has_the_form_of_a_schema,
+        a_tool_is_called,
         bad_requests_are_the_clients_own_errors,
     )

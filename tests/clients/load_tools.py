@@ -88,7 +88,7 @@ def aiperf(run: Run) -> str:
     """`aiperf profile` with streamed chat, over the base model and an adapter."""
     run.execute(
         *(str(Path(sys.executable).with_name("aiperf")), "profile", "--url", urlsplit(run.url).netloc),
-        *("--model", "smollm2", "pirate", "--model-selection-strategy", "round_robin"),
+        *("--model", "smollm2,pirate", "--model-selection-strategy", "round_robin"),
         *("--endpoint-type", "chat", "--streaming", "--tokenizer", run.tokenizer),
         *("--concurrency", str(CONCURRENCY), "--request-count", str(NUM_REQUESTS)),
         *("--synthetic-input-tokens-mean", str(NUM_PROMPT), "--output-tokens-mean", str(NUM_OUTPUT)),

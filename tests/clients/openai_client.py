@@ -84,11 +84,42 @@ def an_answer_has_the_form_of_a_schema() -> None:
     assert json.loads(answer.choices[0].message.content or "")["sky"] in ("blue", "green")
 
 
+def a_tool_is_called_whole_and_streamed() -> None:
+    cities: dict[str, object] = {"city": {"enum": ["Paris", "Rome"]}}
+    weather: dict[str, object] = {"type": "object", "properties": cities, "required": ["city"]}
+    tools: list[openai.types.chat.ChatCompletionToolParam] = [
+        {"type": "function", "function": {"name": "get_weather", "description": "Tells it.", "parameters": weather}}
+    ]
+    messages: list[openai.types.chat.ChatCompletionMessageParam] = [
+        {"role": "user", "content": "How is the weather in Rome?"}
+    ]
+    answer = CLIENT.chat.completions.create(
+        model="smollm2", messages=messages, tools=tools, tool_choice="required", max_tokens=96, temperature=0
+    )
+    assert answer.choices[0].finish_reason == "tool_calls", answer
+    calls = [call.function for call in answer.choices[0].message.tool_calls or [] if call.type == "function"]
+    assert calls
+    assert all(json.loads(call.arguments)["city"] in ("Paris", "Rome") for call in calls)
+    with CLIENT.chat.completions.stream(
+        model="smollm2", messages=messages, tools=tools, tool_choice="required", max_tokens=96, temperature=0
+    ) as stream:
+        streamed = stream.get_final_completion().choices[0].message.tool_calls or []
+    assert [call.function.arguments for call in streamed] == [call.arguments for call in calls]
+
+
 def responses_are_created_and_streamed() -> None:
     answer = CLIENT.responses.create(model="pirate", input=PROMPT, max_output_tokens=16, temperature=0)
     with CLIENT.responses.stream(model="pirate", input=PROMPT, max_output_tokens=16, temperature=0) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
     assert answer.output_text == text == chat_text("pirate")
+
+
+def texts_are_embedded_under_an_adapter() -> None:
+    texts = ["the sea", "a ship"]
+    base, pirate = (CLIENT.embeddings.create(model=name, input=texts).data for name in ("smollm2", "pirate"))
+    assert [one.index for one in base] == [0, 1]
+    assert base[0].embedding != base[1].embedding
+    assert base[0].embedding != pirate[0].embedding
 
 
 def bad_requests_are_the_clients_own_errors() -> None:
@@ -106,6 +137,8 @@ if __name__ == "__main__":
         a_chat_is_streamed_with_usage,
         texts_are_completed_with_logprobs,
         an_answer_has_the_form_of_a_schema,
+        a_tool_is_called_whole_and_streamed,
         responses_are_created_and_streamed,
+        texts_are_embedded_under_an_adapter,
         bad_requests_are_the_clients_own_errors,
     )

@@ -126,6 +126,7 @@ DOCUMENTED = (
     Documented("props", "default_generation_settings.params.lora", "length", "is the effective list"),
     Documented("models", "data*", "length added", "`/v1/models` lists the base model first, then every adapter"),
     Documented("models", "*", "missing value", "`architecture` and `vocab_type` are left out"),
+    Documented("idle slots", "*", "missing added", "may get another one of the idle slots"),
     Documented("idle slots", "*has_new_line", "missing", "`/slots` does not show `has_new_line`"),
     Documented("text of two prompts", "usage.*", "value", "Usage of several choices is one sum"),
 )

@@ -12,10 +12,10 @@ def test_every_difference_that_passes_has_a_line_in_the_documentation() -> None:
 
 
 def test_a_difference_passes_only_where_call_path_and_kind_fit() -> None:
-    [known] = [known for known in DOCUMENTED if known.calls == "idle slots"]
+    [known] = [known for known in DOCUMENTED if known.calls == "text of two prompts"]
+    call = Call("text of two prompts", "/v1/completions")
 
-    path = "*.next_token.*.has_new_line"
-    assert known.covers(Call("idle slots", "/slots"), Difference(path, "missing"))
-    assert not known.covers(Call("idle slots", "/slots"), Difference(path, "type"))
-    assert not known.covers(Call("idle slots", "/slots"), Difference("*.params", "missing"))
-    assert not known.covers(Call("props", "/props"), Difference(path, "missing"))
+    assert known.covers(call, Difference("usage.total_tokens", "value"))
+    assert not known.covers(call, Difference("usage.total_tokens", "type"))
+    assert not known.covers(call, Difference("choices.*.text", "value"))
+    assert not known.covers(Call("text", "/v1/completions"), Difference("usage.total_tokens", "value"))

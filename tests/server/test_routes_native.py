@@ -28,6 +28,13 @@ FINAL_KEYS = [
 ]
 
 
+SETTINGS_AFTER_THE_SAMPLERS = [
+    *("stop", "max_tokens", "n_predict", "ignore_eos", "stream", "logit_bias", "n_probs", "min_keep", "grammar"),
+    *("grammar_lazy", "grammar_triggers", "preserved_tokens", "samplers", "timings_per_token", "post_sampling_probs"),
+    "lora",
+]
+
+
 def expected(server: LiveServer, length: int) -> str:
     """What the model says under the server's current scales."""
     return alphabet(current_key(server.engine), length)
@@ -43,6 +50,12 @@ def test_a_completion_has_llama_servers_keys_in_its_order(client: httpx.Client, 
     assert (result["index"], result["tokens"], result["stop"], result["model"]) == (0, [], True, "fake")
     assert (result["tokens_predicted"], result["tokens_evaluated"], result["tokens_cached"]) == (4, 3, 6)
     assert (result["stop_type"], result["stopping_word"], result["prompt"]) == ("limit", "", "<s>ab")
+
+
+def test_generation_settings_come_in_llama_servers_order(client: httpx.Client) -> None:
+    settings = client.post("/completion", json={"prompt": "ab", "n_predict": 1}).json()["generation_settings"]
+
+    assert [name for name in settings if name in SETTINGS_AFTER_THE_SAMPLERS] == SETTINGS_AFTER_THE_SAMPLERS
 
 
 def test_a_stream_has_one_frame_for_each_token_and_no_done(client: httpx.Client, server: LiveServer) -> None:
