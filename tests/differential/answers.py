@@ -128,6 +128,13 @@ DOCUMENTED = (
     Documented("models", "*", "missing value", "`architecture` and `vocab_type` are left out"),
     Documented("idle slots", "*", "missing added", "may get another one of the idle slots"),
     Documented("idle slots", "*has_new_line", "missing", "`/slots` does not show `has_new_line`"),
+    Documented(
+        "text stream", "*.usage", "missing", "llama-server always adds it to the last chunk of a text completion"
+    ),
+    Documented("text stream with usage", "*", "missing length type", "Usage in a stream is a last chunk with empty"),
+    Documented("detokenize", "prompt", "added", "`/detokenize` also answers with `prompt`"),
+    Documented("unknown path", "error", "order", "Fields of every error come in the order"),
+    Documented("wrong method", "error", "order", "Fields of every error come in the order"),
     Documented("text of two prompts", "usage.*", "value", "Usage of several choices is one sum"),
 )
 
