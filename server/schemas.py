@@ -27,6 +27,10 @@ MAX_LOGPROBS = 1000
 """A bound, so that one request cannot make every step sort and send the whole vocabulary."""
 MAX_PENALTY = 1e6
 """Larger ones overflow the logits, which would fail the whole step."""
+MAX_VALUES = 2**20
+"""Bounds the values of a body, before it is parsed: that takes a microsecond for each, during which no stream goes on,
+on whichever thread it is done. More tokens than a context holds come from nobody; texts are parsed a hundred times
+faster."""
 MAX_DEPTH = 100
 """Of arrays and objects in each other. Python can read a little more than it can write into a message."""
 
@@ -238,12 +242,15 @@ def _names(schema: type[BaseModel]) -> set[str]:
 async def read_json(request: Request) -> object:
     """Return the body of `request` as a JSON value. Raises BodyInvalid."""
     raw = await request.body()
+    num_openers = raw.count(b"[") + raw.count(b"{")
+    if num_openers + raw.count(b",") > MAX_VALUES:
+        raise BodyInvalid(f"Request body has more than {MAX_VALUES} brackets, braces and commas")
     try:
         value: object = json.loads(raw)
         if b"\\u" in raw:
             # JSON can escape half a surrogate pair, which no tokenizer and no answer can take.
             json.dumps(value, ensure_ascii=False).encode()
-        if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _is_deep(value):
+        if num_openers > MAX_DEPTH and _is_deep(value):
             raise BodyInvalid(f"Request body is nested deeper than {MAX_DEPTH} levels")
     except UnicodeError as error:
         raise BodyInvalid(f"Request body is not valid Unicode: {error}") from None
