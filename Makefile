@@ -1,6 +1,6 @@
 # Verbs: serve, test, check, bench, bench-peer, bench-scheduler, bench-front, sim, test-long, test-converter,
-# test-gemma, test-differential, test-clients, test-schemathesis, fuzz, demo-adapters, clean. Each prepares what it
-# needs in .venv first.
+# test-gemma, test-differential, test-clients, test-schemathesis, test-upstream, fuzz, demo-adapters,
+# clean. Each prepares what it needs in .venv first.
 
 PYTHON ?= python3
 PORT ?= 8080
@@ -10,7 +10,7 @@ BIN := .venv/bin
 DEMO_MODEL = $$($(BIN)/python docs/demo/model_path.py)
 DEMO_LORAS := --lora docs/demo/pirate --lora docs/demo/emoji --lora-init-without-apply
 
-.PHONY: serve test check lint bench bench-peer bench-scheduler bench-front sim test-long test-converter test-gemma test-differential test-clients test-schemathesis fuzz demo-adapters clean
+.PHONY: serve test check lint bench bench-peer bench-scheduler bench-front sim test-long test-converter test-gemma test-differential test-clients test-schemathesis test-upstream fuzz demo-adapters clean
 .DEFAULT_GOAL := test
 
 serve: .venv/.ready ## the demo model with its two adapters on 127.0.0.1:$(PORT)
@@ -65,6 +65,9 @@ test-clients: .venv/.ready-dev ## clients and load tools, unmodified, against th
 
 test-schemathesis: .venv/.ready-dev ## random requests to the demo server, e.g. make test-schemathesis ARGS="--minutes 30"
 	$(BIN)/python -m tests.server.fuzz_http $(ARGS)
+
+test-upstream: .venv/.ready-dev ## llama.cpp's own server tests, from the package index, against this server; prints a table
+	$(BIN)/python -m tests.upstream.run $(ARGS)
 
 fuzz: .venv/.ready-dev ## damaged and hostile adapter files, e.g. make fuzz ARGS="--minutes 30"; the last line is JSON
 	$(BIN)/python -m tests.model.fuzz $(ARGS)
