@@ -67,3 +67,13 @@ def test_an_adapters_name_selects_it(openai_client: openai.OpenAI, server: LiveS
 def test_errors_are_the_clients_own(openai_client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="lora"):
         openai_client.completions.create(model="fake", prompt="hi", extra_body={"lora": [{"id": 7}]})
+
+
+def test_texts_are_embedded(openai_client: openai.OpenAI) -> None:
+    texts, ids = ["abc", "d"], [[97, 98], [99]]
+    for inputs in (texts, ids):
+        answer = openai_client.embeddings.create(model="adapter1", input=inputs)
+        assert [(item.index, len(item.embedding)) for item in answer.data] == [(0, 4), (1, 4)]
+        plain = openai_client.embeddings.create(model="adapter1", input=inputs, encoding_format="float")
+        assert [item.embedding for item in plain.data] == [item.embedding for item in answer.data]
+    assert answer.usage.prompt_tokens == 3
