@@ -181,9 +181,11 @@ class OpenAIDialect:
 
     def _envelope(self, choices: list[Json], *, is_chunk: bool) -> Json:
         kind = "text_completion" if self.form == "text" else "chat.completion.chunk" if is_chunk else "chat.completion"
+        envelope: Json = {"choices": choices, "created": self.created_s}
+        if kind == "chat.completion.chunk":  # llama-server's order differs from form to form
+            envelope["id"] = self.answer_id
         return {
-            "choices": choices,
-            "created": self.created_s,
+            **envelope,
             "model": self.served.model or self.engine.model.name,
             "system_fingerprint": BUILD,
             "object": kind,

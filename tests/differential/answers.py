@@ -135,6 +135,11 @@ DOCUMENTED = (
     Documented("detokenize", "prompt", "added", "`/detokenize` also answers with `prompt`"),
     Documented("unknown path", "error", "order", "Fields of every error come in the order"),
     Documented("wrong method", "error", "order", "Fields of every error come in the order"),
+    Documented("responses", "*", "added order", "A response has all fields of OpenAI's"),
+    Documented("responses", "*status", "value", "is `incomplete` (`max_output_tokens`)"),
+    Documented("responses", "completed_at", "type", "is `incomplete` (`max_output_tokens`)"),
+    Documented("messages", "usage*", "added order", "`usage` has Anthropic's fields in its order"),
+    Documented("chat choices", "usage.*", "value", "Usage of several choices is one sum"),
     Documented("text of two prompts", "usage.*", "value", "Usage of several choices is one sum"),
 )
 

@@ -55,6 +55,7 @@ def test_a_chat_stream_is_role_tokens_reason_done(client: httpx.Client, server: 
     contents = [{"content": character} for character in expected(server, 3)]
     assert deltas == [{"role": "assistant", "content": None}, *contents, {}]
     assert [choice["finish_reason"] for choice in choices] == [None, None, None, None, "length"]
+    assert list(chunks[0]) == ["choices", "created", "id", "model", "system_fingerprint", "object"]
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert len({chunk["id"] for chunk in chunks}) == 1
     assert all("usage" not in chunk for chunk in chunks)
@@ -66,7 +67,9 @@ def test_a_text_stream_is_tokens_reason_done(client: httpx.Client, server: LiveS
     with client.stream("POST", "/v1/completions", json=body) as response:
         lines = [line for line in response.iter_lines() if line]
     assert lines.pop() == "data: [DONE]"
-    choices = [json.loads(line.removeprefix("data: "))["choices"] for line in lines]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert list(chunks[0]) == ["choices", "created", "model", "system_fingerprint", "object", "id"]
+    choices = [chunk["choices"] for chunk in chunks]
     assert [choice["text"] for [choice] in choices] == [*expected(server, 3), ""]
     assert [choice["finish_reason"] for [choice] in choices] == [None, None, None, "length"]
 
