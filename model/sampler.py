@@ -45,6 +45,10 @@ class _NoToken(Exception):
     """There is no token to choose for this row; says why."""
 
 
+class _AskedFor(_NoToken):
+    """There is none, because the request forbids all."""
+
+
 class _End(_NoToken):
     """There is none, because the text is complete."""
 
@@ -99,7 +103,8 @@ def _outcome(logits: Floats, row: Row, chosen: int | None) -> Sample | RowFault:
         token_id = _usual_choice(logits, row, chosen) if drawn is None else drawn.token_id
         told = _told(logits, row, token_id, drawn)
     except (_NoToken, ConstraintFailed) as fault:
-        return RowFault(row.request_id, str(fault), is_end=isinstance(fault, _End))
+        is_asked_for = isinstance(fault, _AskedFor | ConstraintFailed)
+        return RowFault(row.request_id, str(fault), is_end=isinstance(fault, _End), is_asked_for=is_asked_for)
     if row.token_filter is not None:
         row.token_filter.accept(token_id)
     return told
@@ -176,10 +181,10 @@ def _no_token(logits: Floats, row: Row, largest: float) -> _NoToken:
     if np.isneginf(logits).all():
         return _NoToken("every logit is -inf")
     if row.token_filter is None:
-        return _NoToken("logit_bias forbids every token")
+        return _AskedFor("logit_bias forbids every token")
     if row.token_filter.can_end():
         return _End("")
-    return _NoToken("logit_bias and the constraint forbid every token")
+    return _AskedFor("logit_bias and the constraint forbid every token")
 
 
 def _biased(logits: Floats, row: Row) -> Floats:

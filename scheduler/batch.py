@@ -271,6 +271,8 @@ class RowFault:
     message: str
     is_end: bool = False
     """Nothing may follow, and the text may end here: the request ends as at an end token."""
+    is_asked_for: bool = False
+    """It is what the request asks for that leaves no token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from scheduler.events import (
     Resumed,
     Shifted,
     TokenSampled,
+    reason_of,
 )
 from scheduler.kv_space import KVSpace, blocks_for, num_to_grow
 from scheduler.policy import Policy, make_policy
@@ -161,7 +162,7 @@ class Scheduler:
             sample = next(samples) if row.sampling is not None else None
             request = self._requests.get(row.request_id)
             if isinstance(sample, RowFault):
-                self.end(row.request_id, FinishReason.EOS if sample.is_end else FinishReason.ERROR, now, sample.message)
+                self.end(row.request_id, reason_of(sample), now, sample.message)
             elif request is not None:
                 self._advance(request, row, sample, now)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from scheduler.batch import Sample
+from scheduler.batch import RowFault, Sample
 from scheduler.cohort import CohortKey
 
 
@@ -26,6 +26,8 @@ class FinishReason(StrEnum):
     """Its prompt is computed, and nothing more was wanted than the prompt's hidden states."""
     TIMEOUT = "timeout"
     """Its time was up before it had generated anything."""
+    UNANSWERABLE = "unanswerable"
+    """What it asks for leaves no token to choose."""
     ERROR = "error"
     """The step that computed it failed, or the server shut down before it was done."""
 
@@ -151,3 +153,10 @@ class StepDone:
 Event: TypeAlias = (
     Admitted | PromptComputed | TokenSampled | Paused | Resumed | Preempted | Shifted | Finished | StepDone
 )
+
+
+def reason_of(fault: RowFault) -> FinishReason:
+    """Return why the request of a row ends for which no token can be chosen."""
+    if fault.is_end:
+        return FinishReason.EOS
+    return FinishReason.UNANSWERABLE if fault.is_asked_for else FinishReason.ERROR

@@ -27,6 +27,7 @@ RequestError
 ├── NoSlotFree
 ├── ServerBusy          the queue is full
 └── GenerationFailed    the step that computed the request failed, or the server stopped before it was done
+    ├── Unanswerable    what the request asks for leaves no token to choose
     └── TimeUp          the request waited so long that its time was over before its first token
 """
 
@@ -160,6 +161,10 @@ class GenerationFailed(RequestError):
     """An accepted request ended without its answer."""
 
 
+class Unanswerable(GenerationFailed):
+    """What an accepted request asks for leaves no token to choose, which only showed while it ran."""
+
+
 class TimeUp(GenerationFailed):
     """The time of an accepted request was over before it had a token."""
 
@@ -189,6 +194,7 @@ _TABLE: dict[type[Exception], tuple[int, str]] = {
     ServerClosing: (503, "unavailable_error"),
     NoSlotFree: (503, "unavailable_error"),
     ServerBusy: (503, "unavailable_error"),
+    Unanswerable: (400, "invalid_request_error"),
     TimeUp: (503, "unavailable_error"),
     Unavailable: (503, "unavailable_error"),
 }

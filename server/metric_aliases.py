@@ -47,6 +47,7 @@ _VLLM_REASONS = {
     "embedded": "stop",
     "abort": "abort",
     "timeout": "abort",
+    "unanswerable": "error",
     "error": "error",
 }
 

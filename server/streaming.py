@@ -21,7 +21,7 @@ from scheduler.errors import QueueFull, ShuttingDown
 from scheduler.events import FinishReason, PromptComputed, TokenSampled
 from scheduler.loop import StreamEvent, TokenStream
 from server.engine import Engine
-from server.errors import GenerationFailed, JsonResponse, ServerBusy, TimeUp, dump_json
+from server.errors import GenerationFailed, JsonResponse, ServerBusy, TimeUp, Unanswerable, dump_json
 from server.generation import RANDOM_SEED, Choice
 from server.heartbeat import COMMENT, Heartbeat
 from server.preparation import prepare
@@ -184,6 +184,9 @@ class Answer:
         else:
             if event.reason is FinishReason.ERROR:
                 arrivals.fail(GenerationFailed(event.message))
+                return
+            if event.reason is FinishReason.UNANSWERABLE:
+                arrivals.fail(Unanswerable(event.message))
                 return
             if event.reason is FinishReason.TIMEOUT:
                 arrivals.fail(TimeUp(event.message))

@@ -98,7 +98,7 @@ def test_where_nothing_may_follow_the_request_ends_or_fails() -> None:
     [end] = sample(logits, [row(params, FixedFilter(frozenset({7}), is_complete=True))])
     [fault] = sample(logits, [row(params, FixedFilter(frozenset({7})))])
     assert end == RowFault(1, "", is_end=True)
-    assert fault == RowFault(1, "logit_bias and the constraint forbid every token")
+    assert fault == RowFault(1, "logit_bias and the constraint forbid every token", is_asked_for=True)
 
 
 # A whole model.

@@ -267,6 +267,14 @@ def test_a_row_that_nothing_may_follow_ends_as_at_an_end_token() -> None:
     assert (finish.reason, finish.message, finish.num_generated) == (FinishReason.EOS, "", 0)
 
 
+def test_a_row_to_which_its_own_request_leaves_no_token_is_told_apart() -> None:
+    scheduler = start(make_request(0))
+    scheduler.plan(0.0)
+    scheduler.commit(StepOutput((RowFault(0, "why", is_asked_for=True),)), 0.0)
+    finish = finish_of(scheduler.take_events())
+    assert (finish.reason, finish.message) == (FinishReason.UNANSWERABLE, "why")
+
+
 @pytest.mark.parametrize("request_id", [0, 77])
 def test_ending_a_request_that_is_not_there_does_nothing(request_id: int) -> None:
     scheduler = start(make_request(0, max_new_tokens=1))

@@ -284,3 +284,12 @@ def test_a_token_can_be_a_trigger_and_shown(constrained: httpx.Client) -> None:
     answer = constrained.post("/completion", json=body).json()
     assert re.fullmatch(r".*<\|turn\|>[0-9]{3}", answer["content"], re.DOTALL)
     assert answer["generation_settings"]["preserved_tokens"] == [TURN]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_constraint_that_leaves_no_token_is_the_requests_own_fault(constrained: httpx.Client, stream: bool) -> None:
+    body = {"prompt": "a", "grammar": 'root ::= "x"', "logit_bias": [["x", False]], "n_predict": 5, "stream": stream}
+    response = constrained.post("/completion", json=body)
+    error = json.loads(response.text.removeprefix("data: "))["error"]
+    assert error["message"] == "logit_bias and the constraint forbid every token"
+    assert (error["code"], error["type"]) == (400, "invalid_request_error")
