@@ -1,5 +1,7 @@
 """The ASGI application, as a value made of lists: routes, errors, and what stands before them."""
 
+import os
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -27,6 +29,7 @@ from server.door import Door, Gate
 from server.errors import KNOWN, PathUnknown, error_response
 from server.model_swap import ServedModels
 from server.openapi import openapi_route
+from server.routes_predict import predict_routes
 
 
 def create_app(door: Door, models: ServedModels) -> Starlette:
@@ -45,6 +48,7 @@ def create_app(door: Door, models: ServedModels) -> Starlette:
         *routes_infill.routes,
         *routes_admin.routes,
         *routes_counting.routes,
+        *predict_routes(os.environ),
     ]
     app = Starlette(
         routes=[*routes, openapi_route(routes)],

@@ -33,6 +33,7 @@ from server.catalog_opening import can_come_later, model_names, open_catalog
 from server.departures import Departures
 from server.engine import Engine, ModelCard
 from server.metrics import Metrics
+from server.named_templates import template_of
 from server.residency import Residency
 from server.resident import ModelLists, ResidentAdapter
 from server.response_cache import ResponseCache
@@ -164,10 +165,13 @@ def _device(settings: Settings) -> str:
 
 
 def template_source(settings: Settings) -> str | None:
-    """Return the chat template that the settings give, None where they leave it to the model. Raises OSError."""
+    """Return the chat template that the settings give, None where they leave it to the model.
+
+    Raises OSError, and ValueError for an unknown name.
+    """
     if settings.chat_template_file is not None:
         return settings.chat_template_file.read_text(encoding="utf-8") or None
-    return settings.chat_template or None
+    return template_of(settings.chat_template) if settings.chat_template else None
 
 
 def choose_chat_template(settings: Settings, tokenizer: Tokenizer) -> ChatTemplate | None:

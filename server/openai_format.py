@@ -73,9 +73,15 @@ class OpenAIDialect:
         return before + dump_json(piece.text) + after
 
     @property
+    def _is_verbose(self) -> bool:
+        """What the body says, else what the server was started with."""
+        body = self.body
+        return body.verbose if "verbose" in body.model_fields_set else self.engine.settings.verbose
+
+    @property
     def _has_more_than_text(self) -> bool:
         body = self.body
-        is_verbose = body.verbose and self.form == "text"
+        is_verbose = self._is_verbose and self.form == "text"
         is_counted = body.timings_per_token or body.stream_options.continuous_usage_stats
         return body.num_logprobs is not None or is_counted or is_verbose
 
@@ -104,7 +110,7 @@ class OpenAIDialect:
 
     def _full_chunk(self, transcript: Transcript, piece: Piece, delta: Json) -> Json:
         chunk = self._chunk(transcript, delta, None, piece.samples)
-        if self.body.verbose and self.form == "text":
+        if self._is_verbose and self.form == "text":
             chunk["__verbose"] = self._native().piece(transcript, piece)
         if self.body.stream_options.continuous_usage_stats:
             chunk["usage"] = usage([transcript], piece.num_generated)
@@ -127,7 +133,7 @@ class OpenAIDialect:
 
     def _last_chunk(self, transcript: Transcript, delta: Json, reason: str) -> Json:
         chunk = self._chunk(transcript, delta, reason, [])
-        if self.body.verbose:
+        if self._is_verbose:
             chunk["__verbose"] = self._native().result(transcript, is_stream=True)
         if self.body.stream_options.continuous_usage_stats:
             chunk["usage"] = usage([transcript])
@@ -154,7 +160,7 @@ class OpenAIDialect:
         given = best_of(transcripts, self.body.n)
         envelope = self._envelope([self._choice(transcript) for transcript in given], is_chunk=False)
         answer_id = envelope.pop("id")
-        verbose: Json = {"__verbose": self._native(len(given)).whole(given)} if self.body.verbose else {}
+        verbose: Json = {"__verbose": self._native(len(given)).whole(given)} if self._is_verbose else {}
         return {**envelope, "usage": usage(transcripts), "id": answer_id, **verbose, "timings": timings(given[0])}
 
     def _choice(self, transcript: Transcript) -> Json:

@@ -211,7 +211,12 @@ class Settings(SamplerSettings):
         flag("-n", "--n-predict", "--predict", help="most tokens of an answer; -1: no limit", metavar="N"),
     ] = -1
     chat_template: Annotated[
-        str, flag("--chat-template", help="a Jinja chat template instead of the model's own", metavar="TEXT")
+        str,
+        flag(
+            "--chat-template",
+            help="a Jinja chat template instead of the model's own, or the name of one",
+            metavar="TEXT",
+        ),
     ] = ""
     chat_template_file: Annotated[
         Path | None, flag("--chat-template-file", help="a file with such a template", metavar="PATH")
@@ -333,7 +338,9 @@ class Settings(SamplerSettings):
     shutdown_grace: Annotated[
         float, Field(ge=0), flag("--shutdown-grace", help="seconds that running requests get at shutdown", metavar="S")
     ] = 30.0
-    verbose: Annotated[bool, flag("-v", "--verbose", help="log everything")] = False
+    verbose: Annotated[
+        bool, flag("-v", "--verbose", help="log everything, and let OpenAI's answers hold the native one as __verbose")
+    ] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], flag("--log-level", help="least severity that is logged")
     ] = "info"

@@ -9,7 +9,7 @@ import pytest
 
 from scheduler.batch import BLOCK_SIZE, Row, Sample
 from scheduler.cohort import CohortKey
-from tests.server.fakes import BODIES, BOS, FakeExecutor, Turnstile, fake_engine
+from tests.server.fakes import BODIES, BOS, FakeExecutor, Turnstile, fake_engine, fake_settings
 from tests.server.live import LiveServer, frames, until
 
 OPENAI = ["/v1/completions", "/v1/chat/completions"]
@@ -112,6 +112,15 @@ def test_a_verbose_stream_ends_with_the_native_answer(client: httpx.Client, path
         natives = [chunk["__verbose"] for chunk in frames(response) if "__verbose" in chunk]
     assert [native["stop"] for native in natives] == ([False, False, True] if path == OPENAI[0] else [True])
     assert natives[-1]["tokens_predicted"] == 2
+
+
+def test_a_server_started_verbose_adds_it_unless_told_not_to() -> None:
+    settings = fake_settings().model_copy(update={"verbose": True})
+    load = lambda settings: fake_engine(FakeExecutor(), settings)  # noqa: E731
+    with LiveServer(load, settings) as server, server.client() as client:
+        for path in OPENAI:
+            assert client.post(path, json=BODIES[path]).json()["__verbose"]["stop"]
+            assert "__verbose" not in client.post(path, json=BODIES[path] | {"verbose": False}).json()
 
 
 # return_progress.
