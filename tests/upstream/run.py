@@ -8,6 +8,7 @@ test fails that not_applicable.py does not name, or names and is not there.
 """
 
 import argparse
+import contextlib
 import os
 import shlex
 import shutil
@@ -133,10 +134,11 @@ def _run_tests(tests: Path, python: Path, program: Path, report: Path, arguments
 
 
 def _free_ports() -> int:
-    """Return the first of some ports that are likely free: one that is free now, and those that follow it."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    return min(port, 65000)
+    """Return the first of some ports that are likely free, below those that systems give to clients' connections."""
+    for port in range(18000, 19000, 20):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise SystemExit("no port from 18000 on is free")
 
 
 def unmatched(results: Sequence[Result]) -> list[str]:
