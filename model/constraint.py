@@ -22,6 +22,7 @@ from model.constraint_filter import CompiledConstraint, ConstraintFilter
 from model.constraint_triggers import TriggerError, Triggers, TriggerSearch
 from model.constraint_vocabulary import ConstraintFailed, TokenVocabulary, engine_message
 from model.grammar_gbnf import GbnfError, gbnf_to_lark
+from model.schema_types import with_types
 from model.tokenizer import Tokenizer
 
 MAX_CHARACTERS = 1 << 16
@@ -191,4 +192,4 @@ def schema_with_whitespace(text: str) -> str:
     options = schema.get("x-guidance", {})
     if not isinstance(options, dict):
         raise ConstraintError("x-guidance must be an object")
-    return json.dumps({**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE, **options}})
+    return json.dumps({**with_types(schema), "x-guidance": {"whitespace_pattern": _WHITESPACE, **options}})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from model.chat_template import ChatTemplate
-from server.chat_messages import Message, read_message
+from server.chat_messages import Message, read_message, read_text
 from server.errors import BodyInvalid, FeatureOff, FieldInvalid
 from server.fields import json_type
 from server.reasoning import ReasoningTags, is_open, tags_in
@@ -140,4 +140,7 @@ def _message_to_continue(messages: list[Message], body: ChatFields) -> Message |
         raise FieldInvalid("messages", "Cannot have 2 or more assistant messages at the end of the list.")
     if messages[-1].get("tool_calls"):
         raise FieldInvalid("messages", "Cannot continue an assistant message that contains tool calls.")
+    sent = body.messages[-1] if body.messages else None
+    if isinstance(sent, dict) and isinstance(sent.get("content"), list):
+        return messages[-1] | {"content": read_text(sent["content"], "messages", between="\n\n")}
     return messages[-1]

@@ -44,6 +44,8 @@ class MessagesBody(MessagesFields, GenerationBody):
 
     neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
         **NEUTRAL_FOR_ONE_TEXT,
+        "return_progress": (False,),
+        "timings_per_token": (False,),
         **MessagesFields.neutral_values,
         "stream_options": ({}, {"include_usage": True}),
     }

@@ -3,11 +3,12 @@
 Source: OpenAI's API reference.
 """
 
-from typing import Literal, TypeAlias
+from typing import Literal, NotRequired, TypeAlias
 
 from typing_extensions import TypedDict
 
 from server.fields import JsonArray, JsonObject
+from server.generated_answers import PromptProgress, Timings
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -138,6 +139,8 @@ class Response(TypedDict):
     top_p: float
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
+    timings: NotRequired[Timings]
+    """llama-server's, where `timings_per_token` asks for them."""
 
 
 class ResponseEvent(TypedDict):
@@ -152,6 +155,8 @@ class ResponseEvent(TypedDict):
     ]
     response: Response
     sequence_number: int
+    prompt_progress: NotRequired[PromptProgress]
+    timings: NotRequired[Timings]
 
 
 class OutputItemEvent(TypedDict):
@@ -184,6 +189,7 @@ class OutputTextDelta(TypedDict):
     delta: str
     logprobs: list[object]
     sequence_number: int
+    timings: NotRequired[Timings]
 
 
 class OutputTextDone(TypedDict):

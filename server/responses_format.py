@@ -14,8 +14,9 @@ from scheduler.events import FinishReason
 from server.adapter_registry import ServedList
 from server.engine import Engine
 from server.errors import GenerationFailed, dump_json, error_message
+from server.native_format import prompt_progress, timings
 from server.reply import ReplyForm, ReplyReader
-from server.reply_parts import Content
+from server.reply_parts import Content, Part
 from server.responses_items import OutputItems, output_of
 from server.responses_schema import ResponsesBody
 from server.streaming import Json, named_frame
@@ -53,13 +54,19 @@ class ResponsesDialect:
         self._reader = ReplyReader(self.reply_form)
         return begun
 
-    def partial(self, _transcript: Transcript, piece: Piece) -> bytes:
-        """One event a piece of text, or the events of what is certain of it by now."""
+    def partial(self, transcript: Transcript, piece: Piece) -> bytes:
+        """One event a piece of text, or the events of what is certain of it by now, or one of progress."""
+        if piece.progress is not None:
+            event = self._response_event("response.in_progress", self._response(transcript, _IN_PROGRESS, []))
+            return named_frame(event | {"prompt_progress": prompt_progress(piece.progress)})
         if self._reader is not None:
             events = [event for part in self._reader.push(piece.text) for event in self._items.add(part)]
-            return b"".join(map(named_frame, self._numbered(events)))
+            return b"".join(map(named_frame, self._numbered(self._timed(events, transcript))))
         if not piece.text:
             return b""
+        if self.body.timings_per_token:
+            [event] = self._numbered(self._timed([self._items.text_delta(piece.text)], transcript))
+            return named_frame(event)
         if self._around_text is None:
             event = self._items.text_delta("") | {"sequence_number": 0}
             before, _, after = named_frame(event).partition(b'""')  # the first empty string is the text
@@ -79,7 +86,8 @@ class ResponsesDialect:
             events += self._items.begin_message()
         events += self._items.end(status)
         response = self._response(transcript, status, self._items.so_far(status))
-        return [*self._numbered(events), self._response_event(f"response.{status}", response)]
+        numbered = self._numbered(events)
+        return [*numbered, *self._timed([self._response_event(f"response.{status}", response)], transcript)]
 
     def summary(self, _transcripts: Sequence[Transcript]) -> list[Json]:
         """Nothing: the last event has it all."""
@@ -102,11 +110,16 @@ class ResponsesDialect:
         """The response."""
         [transcript] = transcripts
         status = _status(transcript)
-        if self.reply_form is None:
-            return self._response(transcript, status, output_of([Content(transcript.text)], status))
-        reader = ReplyReader(self.reply_form)
-        parts = [*reader.push(transcript.text), *reader.flush()]
-        return self._response(transcript, status, output_of(parts, status))
+        parts: list[Part] = [Content(transcript.text)]
+        if self.reply_form is not None:
+            reader = ReplyReader(self.reply_form)
+            parts = [*reader.push(transcript.text), *reader.flush()]
+        [response] = self._timed([self._response(transcript, status, output_of(parts, status))], transcript)
+        return response
+
+    def _timed(self, events: Sequence[Json], transcript: Transcript) -> list[Json]:
+        """Return the events with llama-server's timings, where they are asked for."""
+        return [event | {"timings": timings(transcript)} if self.body.timings_per_token else event for event in events]
 
     def _numbered(self, events: Sequence[Json]) -> list[Json]:
         return [event | {"sequence_number": next(self._numbers)} for event in events]

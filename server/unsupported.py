@@ -49,8 +49,6 @@ NEUTRAL_FOR_ONE_TEXT: dict[str, tuple[object, ...]] = {
     "top_logprobs": (0,),
     "echo": (False,),
     "suffix": ("",),
-    "return_progress": (False,),
-    "timings_per_token": (False,),
     "verbose": (False,),
     "return_tokens": (False,),
     "response_fields": ([],),

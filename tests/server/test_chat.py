@@ -34,6 +34,10 @@ def render(engine: Engine, **body: object) -> str:
             {"messages": [USER, BEGUN], "continue_final_message": True, "add_generation_prompt": False},
             "<user>hi\n<assistant>Well,",
         ),
+        (
+            {"messages": [USER, {**BEGUN, "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},
+            "<user>hi\n<assistant>a\n\nb",
+        ),
         ({"messages": [USER, BEGUN], "add_generation_prompt": False}, "<user>hi\n<assistant>Well,\n"),
         ({"messages": [USER, BEGUN, USER]}, "<user>hi\n<assistant>Well,\n<user>hi\n<assistant>"),
         ({"messages": [{"role": "system", "content": ""}, USER]}, "<system>\n<user>hi\n<assistant>"),

@@ -122,7 +122,7 @@ def test_input_that_is_not_text_is_refused_by_its_place(value: object, field: st
         ("store", True),
         ("stream_options", {"include_obfuscation": True}),
         ("text", {"format": {"type": "grammar"}}),
-        ("timings_per_token", True),
+        ("verbose", True),
         ("tools", [{"type": "web_search"}]),
         ("tool_choice", "required"),
         ("top_logprobs", 2),
@@ -273,3 +273,20 @@ def test_adapters_are_chosen_by_list_and_by_name(openai_client: openai.OpenAI, s
 def test_refusals_are_the_clients_own_errors(openai_client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="previous_response_id"):
         openai_client.responses.create(model="fake", input="hi", previous_response_id="resp_1")
+
+
+def test_streams_tell_of_progress_and_timings_where_they_are_asked_to(client: httpx.Client) -> None:
+    body = ASK | {"stream": True, "timings_per_token": True, "return_progress": True, "cache_prompt": False}
+    events = list(named_events(client.post("/v1/responses", json=body)))
+    progress = [event for event in events if "prompt_progress" in event]
+    assert {event["type"] for event in progress} == {"response.in_progress"}
+    assert progress[-1]["prompt_progress"]["processed"] == progress[-1]["prompt_progress"]["total"] > 0
+    timed = [event for event in events if "timings" in event]
+    assert [event["type"] for event in timed] == ["response.output_text.delta"] * 3 + ["response.incomplete"]
+    assert [event["timings"]["predicted_n"] for event in timed] == [1, 2, 3, 3]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+def test_a_whole_response_has_timings_where_they_are_asked_for(client: httpx.Client) -> None:
+    assert client.post("/v1/responses", json=ASK | {"timings_per_token": True}).json()["timings"]["predicted_n"] == 3
+    assert "timings" not in client.post("/v1/responses", json=ASK).json()
