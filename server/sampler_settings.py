@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode
 
 from scheduler.batch import Sampler, SamplerChain
-from server.sampler_fields import BOUND, read_breakers, read_samplers
+from server.sampler_values import BOUND, read_breakers, read_samplers
 from server.setting_flags import NonNegative, flag
 
 _DEFAULT = SamplerChain()
