@@ -1,5 +1,5 @@
-"""What the values of samplers may be, in bodies and in settings: the names and letters of an order, the texts that end a
-repetition, the size of numbers. It must not import the model, for the command line is read without it.
+"""What the values of samplers may be, in bodies and in settings: the names and letters of an order, the texts that end
+a repetition, the size of numbers. It must not import the model, for the command line is read without it.
 
 Source: llama-server's documented names.
 """
