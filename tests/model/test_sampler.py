@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from model.sampler import sample
@@ -105,6 +105,13 @@ def test_every_chain_agrees_with_its_definition(
     assert choose(logits, a_row).token_id == reference(logits, a_row)
 
 
+def top_p_is_a_matter_of_rounding(logits: npt.NDArray[np.float32], top_k: int, top_p: float) -> bool:
+    """Whether some of the most likely tokens have just about the mass that top-p asks for, as equal ones can."""
+    kept = np.sort(logits.astype(np.float64))[::-1][: top_k or None]
+    masses = np.cumsum(np.exp(kept - kept[0]))
+    return bool(np.abs(masses / masses[-1] - top_p).min() < 1e-9)
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     params=params_strategy,
@@ -131,6 +138,7 @@ def test_every_chain_agrees_with_its_definition_in_vocabularies_of_any_size(
     if has_forbidden:
         logits[random.permutation(vocab_size)[: vocab_size // 2]] = -np.inf
     a_row = row(replace(params, top_k=top_k, logit_bias=()), history=(1, 2, 2))
+    assume(not top_p_is_a_matter_of_rounding(logits, top_k, params.top_p))
 
     assert choose(logits, a_row).token_id == reference(logits, a_row)
 

@@ -10,8 +10,8 @@ from tests.server.live import named_events
 
 MESSAGES = [{"role": "user", "content": "abc"}]
 EXAMPLES: dict[str, dict[str, object]] = {
-    "/v1/responses": {"input": "abc", "instructions": "x", "max_output_tokens": 3, "metadata": {"a": "b"}},
-    "/responses": {"input": [{"role": "user", "content": "abc"}]},
+    "/v1/responses": {"input": "abc", "instructions": "x", "max_output_tokens": 3, "timings_per_token": True},
+    "/responses": {"input": [{"role": "user", "content": "abc"}], "metadata": {"a": "b"}, "timings_per_token": True},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 3, "stop_sequences": ["0"], "system": "x"},
     "/v1/messages/count_tokens": {"messages": MESSAGES},
 }
