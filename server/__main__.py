@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from server.command_line import add_flags, read_settings
 from server.settings import ENV_PREFIX, Settings
-from server.simulate_command import run_simulate
+from server.simulate.command import run_simulate
 from server.version import VERSION
 
 _SERVE = "serve a model over HTTP, with llama-server's and OpenAI's routes"

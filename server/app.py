@@ -8,46 +8,46 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server import (
-    routes_adapter_loading,
-    routes_adapters,
-    routes_admin,
-    routes_counting,
-    routes_embeddings,
-    routes_infill,
-    routes_info,
-    routes_messages,
-    routes_mixes,
-    routes_native,
-    routes_openai,
-    routes_responses,
-    routes_slots,
-)
-from server.body_limit import BodyLimit
-from server.cors import Cors
-from server.door import Door, Gate
+from server.edge.body_limit import BodyLimit
+from server.edge.cors import Cors
+from server.edge.door import Door, Gate
 from server.errors import KNOWN, PathUnknown, error_response
 from server.model_swap import ServedModels
-from server.openapi import openapi_route
-from server.routes_predict import predict_routes
+from server.openapi.document import openapi_route
+from server.routes import (
+    adapter_loading,
+    adapters,
+    admin,
+    counting,
+    embeddings,
+    infill,
+    info,
+    messages,
+    mixes,
+    native,
+    openai,
+    responses,
+    slots,
+)
+from server.routes.predict import predict_routes
 
 
 def create_app(door: Door, models: ServedModels) -> Starlette:
     """Return the application behind `door`. It answers at once, and serves when `door.engine` is set."""
     routes = [
-        *routes_info.routes,
-        *routes_slots.routes,
-        *routes_adapters.routes,
-        *routes_adapter_loading.routes,
-        *routes_mixes.routes,
-        *routes_native.routes,
-        *routes_openai.routes,
-        *routes_responses.routes,
-        *routes_messages.routes,
-        *routes_embeddings.routes,
-        *routes_infill.routes,
-        *routes_admin.routes,
-        *routes_counting.routes,
+        *info.routes,
+        *slots.routes,
+        *adapters.routes,
+        *adapter_loading.routes,
+        *mixes.routes,
+        *native.routes,
+        *openai.routes,
+        *responses.routes,
+        *messages.routes,
+        *embeddings.routes,
+        *infill.routes,
+        *admin.routes,
+        *counting.routes,
         *predict_routes(os.environ),
     ]
     app = Starlette(

@@ -9,8 +9,8 @@ from contextlib import ExitStack, asynccontextmanager
 
 from starlette.requests import Request
 
-from server.adapter_catalog import AdapterChoice
-from server.adapter_registry import ServedList
+from server.adapters.catalog import AdapterChoice
+from server.adapters.registry import ServedList
 from server.engine import Engine
 from server.errors import ClientLeft, ModelNotFound, ModelUnknown, TimeUp
 from server.schemas import ListFields

@@ -24,21 +24,21 @@ from scheduler.events import Event, TokenSampled
 from scheduler.fairness import FairnessSettings
 from scheduler.loop import Executor, StepLoop
 from scheduler.policy import Policy, make_policy
-from server.adapter_catalog import AdapterCatalog, AdapterEntry
-from server.adapter_loader import ModelAdapters
-from server.adapter_registry import AdapterRegistry
-from server.adapter_weights import check_names, weigh_lists
+from server.adapters.catalog import AdapterCatalog, AdapterEntry
+from server.adapters.loader import ModelAdapters
+from server.adapters.opening import can_come_later, model_names, open_catalog
+from server.adapters.registry import AdapterRegistry
+from server.adapters.residency import Residency
+from server.adapters.resident import ModelLists, ResidentAdapter
+from server.adapters.weights import check_names, weigh_lists
 from server.capacity import free_memory_bytes, num_physical_cores, plan_limits
-from server.catalog_opening import can_come_later, model_names, open_catalog
+from server.chat.named_templates import template_of
 from server.departures import Departures
 from server.engine import Engine, ModelCard
-from server.metrics import Metrics
-from server.named_templates import template_of
-from server.residency import Residency
-from server.resident import ModelLists, ResidentAdapter
+from server.metrics.metrics import Metrics
 from server.response_cache import ResponseCache
 from server.settings import Settings
-from server.slot_store import SlotStore
+from server.slots.store import SlotStore
 
 
 def load_engine(settings: Settings, previous: Engine | None = None) -> Engine:

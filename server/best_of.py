@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from server.transcript import Transcript
+from server.replies.transcript import Transcript
 
 
 def best_of(transcripts: Sequence[Transcript], count: int) -> list[Transcript]:

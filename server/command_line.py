@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from server.adapter_arguments import paths_at_scale_1, paths_with_scales
+from server.adapters.arguments import paths_at_scale_1, paths_with_scales
 from server.foreign_flags import add_foreign_flags
 from server.setting_flags import Flag
 from server.settings import ENV_PREFIX, Settings

@@ -16,8 +16,8 @@ from model.constraint import Constraint, ConstraintCompiler, ConstraintError, Co
 from model.constraint_triggers import Triggers
 from model.tokenizer import Tokenizer
 from server.errors import FieldInvalid
-from server.field_shapes import GrammarTrigger, JsonSchema, ResponseFormat, StructuredOutputs, documented
 from server.fields import Flag, JsonArray, JsonObject, Text, json_type
+from server.openapi.field_shapes import GrammarTrigger, JsonSchema, ResponseFormat, StructuredOutputs, documented
 
 _COMPILE_LIMIT_S = 10.0
 _MAX_CHOICES = 1000

@@ -7,10 +7,10 @@ for anything else has the model loaded again first, so nothing here is ever aske
 from scheduler.batch import Batch, StepOutput
 from scheduler.cohort import CohortKey
 from scheduler.loop import StepLoop
-from server.adapter_catalog import AdapterEntry
+from server.adapters.catalog import AdapterEntry
+from server.adapters.resident import ResidentAdapter
 from server.assembly import assemble
 from server.engine import Engine
-from server.resident import ResidentAdapter
 
 
 class _NoModel:

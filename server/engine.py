@@ -7,15 +7,15 @@ from model.constraint import ConstraintCompiler
 from model.tokenizer import Tokenizer
 from scheduler.batch import Pooling, SamplingParams
 from scheduler.loop import StepLoop
-from server.adapter_registry import AdapterRegistry
+from server.adapters.registry import AdapterRegistry
+from server.adapters.resident import ListPreparer
 from server.departures import Departures
 from server.engine_users import EngineUsers
-from server.metrics import Metrics
-from server.resident import ListPreparer
+from server.metrics.metrics import Metrics
 from server.response_cache import ResponseCache
 from server.schemas import UnknownFields
 from server.settings import Settings
-from server.slot_store import SlotStore
+from server.slots.store import SlotStore
 
 
 @dataclass(frozen=True, slots=True)

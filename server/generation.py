@@ -12,14 +12,14 @@ from model.tokenizer import Tokenizer
 from scheduler.batch import SamplerChain, SamplingParams
 from scheduler.context_shift import ContextShift
 from scheduler.request import Request
-from server.adapter_registry import ServedList
+from server.adapters.registry import ServedList
 from server.constraint_fields import WantedConstraint, compile_constraint, read_constraint, read_preserved
 from server.engine import Engine
 from server.errors import BodyInvalid, FieldInvalid
 from server.fields import json_type
-from server.sampler_fields import read_chain
+from server.replies.text_rules import TextRules
+from server.sampling.fields import read_chain
 from server.schemas import MAX_PENALTY, GenerationBody
-from server.text_rules import TextRules
 
 Prompt: TypeAlias = tuple[int | str, ...]
 """Token ids and texts in order."""

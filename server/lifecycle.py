@@ -19,7 +19,7 @@ import uvicorn
 
 from server.app import create_app
 from server.assembly import load_engine
-from server.door import Door
+from server.edge.door import Door
 from server.engine import Engine
 from server.model_swap import LOAD_ERRORS, ServedModels
 from server.settings import Settings

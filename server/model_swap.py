@@ -20,11 +20,11 @@ import threading
 from collections.abc import Callable
 
 from scheduler.loop import StepLoop
-from server.door import Door
 from server.dormancy import dormant
+from server.edge.door import Door
 from server.engine import Engine
 from server.errors import GenerationFailed, LoadInProgress, ModelRefused, ServerClosing
-from server.metric_state import MeasuredModel
+from server.metrics.state import MeasuredModel
 from server.settings import Settings
 
 log = logging.getLogger("cohort")

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from model.tokenizer import Tokenizer
 from scheduler.batch import Sample, SamplerChain, SamplingParams
 from scheduler.events import FinishReason
-from server.adapter_registry import ServedList
+from server.adapters.registry import ServedList
 from server.best_of import best_of
 from server.engine import Engine
 from server.errors import GenerationFailed, error_body
+from server.replies.transcript import Piece, Progress, Transcript
 from server.schemas import GenerationBody
 from server.streaming import Json, frame
-from server.transcript import Piece, Progress, Transcript
 
 _STOP_TYPES = {FinishReason.EOS: "eos", FinishReason.WORD: "word", FinishReason.LIMIT: "limit"}
 _LOWEST_LOGPROB = -3.4e38

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from starlette.types import Receive
 
 from scheduler.cohort import CohortKey, keys_along
+from server.adapters.resident import AdapterUnloaded, ListPreparer
 from server.errors import ClientLeft, TimeUp
 from server.generation import Choice
-from server.resident import AdapterUnloaded, ListPreparer
 
 
 async def prepare(lists: ListPreparer, choices: Sequence[Choice], receive: Receive, left_s: float | None) -> None:

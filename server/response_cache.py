@@ -17,7 +17,7 @@ from scheduler.context_shift import ContextShift
 from scheduler.events import FinishReason, TokenSampled
 from scheduler.loop import TokenStream
 from scheduler.request import Request
-from server.text_rules import TextRules
+from server.replies.text_rules import TextRules
 
 _TOKEN_BYTES = 40
 """An integer in a tuple."""

@@ -16,10 +16,18 @@ from starlette.requests import Request
 from server import unsupported
 from server.constraint_fields import ConstraintFields
 from server.errors import BodyInvalid, FieldInvalid
-from server.field_shapes import AdapterList, ChatMessage, LogitBias, Prompt, ToolChoice, ToolDefinition, documented
 from server.fields import IS_OBJECT, Flag, JsonArray, JsonObject, Text, Texts, one_of, real, whole
-from server.sampler_fields import SamplerFields
-from server.text_rules import TextRules
+from server.openapi.field_shapes import (
+    AdapterList,
+    ChatMessage,
+    LogitBias,
+    Prompt,
+    ToolChoice,
+    ToolDefinition,
+    documented,
+)
+from server.replies.text_rules import TextRules
+from server.sampling.fields import SamplerFields
 
 log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from scheduler.fairness import DEFAULT_FAIRNESS
 from scheduler.policy import PolicyName
-from server.adapter_arguments import AdapterArgument, MixArgument, paths_at_scale_1, paths_with_scales, read_mixes
-from server.adapter_weights import AdapterWeight, read_weights
-from server.sampler_settings import SamplerSettings
+from server.adapters.arguments import AdapterArgument, MixArgument, paths_at_scale_1, paths_with_scales, read_mixes
+from server.adapters.weights import AdapterWeight, read_weights
+from server.sampling.settings import SamplerSettings
 from server.setting_flags import NonNegative, Positive, flag
 
 ENV_PREFIX = "COHORT_"

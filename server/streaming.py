@@ -20,14 +20,14 @@ from starlette.types import Receive, Scope, Send
 from scheduler.errors import QueueFull, ShuttingDown
 from scheduler.events import FinishReason, PromptComputed, TokenSampled
 from scheduler.loop import StreamEvent, TokenStream
+from server.edge.heartbeat import COMMENT, Heartbeat
 from server.engine import Engine
 from server.errors import GenerationFailed, JsonResponse, ServerBusy, TimeUp, Unanswerable, dump_json
 from server.generation import RANDOM_SEED, Choice
-from server.heartbeat import COMMENT, Heartbeat
 from server.preparation import prepare
+from server.replies.transcript import Piece, Transcript
 from server.response_cache import AnswerKey, StoredAnswer, answer_key, is_deterministic, replay
 from server.schemas import GenerationBody
-from server.transcript import Piece, Transcript
 
 Json: TypeAlias = dict[str, object]
 

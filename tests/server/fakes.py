@@ -19,13 +19,13 @@ from scheduler.batch import BLOCK_SIZE, Batch, Pooled, Row, RowFault, Sample, St
 from scheduler.cohort import AdapterId, CohortKey, cohort_key
 from scheduler.core import SchedulerLimits
 from scheduler.loop import Executor
-from server.adapter_arguments import AdapterArgument
-from server.adapter_catalog import AdapterEntry
-from server.adapter_registry import ServedList
+from server.adapters.arguments import AdapterArgument
+from server.adapters.catalog import AdapterEntry
+from server.adapters.opening import model_names, open_catalog
+from server.adapters.registry import ServedList
+from server.adapters.resident import ResidentAdapter
 from server.assembly import assemble, first_adapters
-from server.catalog_opening import model_names, open_catalog
 from server.engine import Engine, ModelCard
-from server.resident import ResidentAdapter
 from server.settings import Settings
 
 TIMEOUT_S = 120

@@ -11,9 +11,9 @@ from typing import Any
 
 from model.adapter_tensors import AdapterError
 from scheduler.cohort import AdapterId
-from server.adapter_catalog import AdapterEntry, AdapterSource
-from server.residency import Residency
-from server.resident import (
+from server.adapters.catalog import AdapterEntry, AdapterSource
+from server.adapters.residency import Residency
+from server.adapters.resident import (
     AdapterDropped,
     AdapterLoaded,
     AdapterLoadFailed,

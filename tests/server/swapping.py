@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 
-from server.adapter_catalog import AdapterEntry
+from server.adapters.catalog import AdapterEntry
+from server.adapters.resident import ResidentAdapter
 from server.engine import Engine
-from server.resident import ResidentAdapter
 from server.settings import Settings
 from tests.server.fakes import (
     TIMEOUT_S,

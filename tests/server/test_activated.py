@@ -16,7 +16,7 @@ from peft import LoraConfig
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from server.adapter_arguments import AdapterArgument
+from server.adapters.arguments import AdapterArgument
 from server.assembly import load_engine
 from server.settings import Settings
 from tests.model.adapter_makers import attach, convert_to_gguf, make_peft_adapter

@@ -8,12 +8,12 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from model.adapter_tensors import AdapterError
-from server.adapter_catalog import AdapterEntry, AdapterSource
-from server.adapter_registry import ServedList
+from server.adapters.catalog import AdapterEntry, AdapterSource
+from server.adapters.registry import ServedList
+from server.adapters.resident import ResidentAdapter
 from server.arrival import list_for_answer, list_for_now
 from server.engine import Engine
 from server.errors import ClientLeft, ModelUnknown, TimeUp
-from server.resident import ResidentAdapter
 from server.schemas import ListFields
 from tests.server.fakes import FakeExecutor, FakeLoader, fake_engine, fake_settings
 

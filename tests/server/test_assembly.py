@@ -16,8 +16,8 @@ from scheduler.batch import SamplingParams
 from scheduler.fairness import FairnessSettings, FairQueue
 from scheduler.request import Request
 from scheduler.turns import Draining
-from server.adapter_arguments import AdapterArgument
-from server.adapter_weights import AdapterWeight
+from server.adapters.arguments import AdapterArgument
+from server.adapters.weights import AdapterWeight
 from server.assembly import choose_chat_template, load_engine
 from server.settings import Settings
 from tests.model.adapter_makers import attach, make_peft_adapter, set_scales

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.chat_template import ChatTemplate, TemplateError
-from server.chat import render_chat
+from server.chat.prompt import render_chat
 from server.errors import RequestError
-from server.messages_schema import MessagesBody, messages_chat
-from server.responses_schema import ResponsesBody, responses_chat
+from server.messages.schema import MessagesBody, messages_chat
+from server.responses.schema import ResponsesBody, responses_chat
 from server.schemas import ChatBody, ChatFields, parse
 from tests.server.chat_templates import HERMES_THINKING, MISTRAL, PLAIN
 from tests.server.fakes import fake_settings

@@ -8,7 +8,7 @@ from model.chat_template import TemplateError
 from scheduler import errors as scheduler_errors
 from scheduler.errors import PromptEmpty, PromptTooLong, QueueFull, Refusal, ShuttingDown
 from server import errors
-from server.adapter_catalog import AdapterListError
+from server.adapters.catalog import AdapterListError
 from server.errors import KNOWN, RequestError, error_body, error_response, status_of
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.adapter_arguments import AdapterArgument
+from server.adapters.arguments import AdapterArgument
 from server.assembly import load_engine
 from server.settings import Settings
 from tests.load.stamps import FIRST_STAMP, stamp_name, write_adapters, write_model

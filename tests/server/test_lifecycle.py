@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from server.adapter_weights import AdapterWeight
+from server.adapters.weights import AdapterWeight
 from server.engine import Engine
 from server.lifecycle import listen, read_api_keys, serve
 from server.settings import Settings

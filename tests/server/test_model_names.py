@@ -15,9 +15,9 @@ from model.adapter_tokenizer import AdapterTokenizer
 from model.chat_template import ChatTemplate
 from model.tokenizer import Tokenizer
 from scheduler.cohort import CohortKey
-from server.adapter_arguments import MixArgument
-from server.adapter_catalog import AdapterEntry
-from server.resident import ResidentAdapter
+from server.adapters.arguments import MixArgument
+from server.adapters.catalog import AdapterEntry
+from server.adapters.resident import ResidentAdapter
 from tests.server.fakes import (
     BODIES,
     EOS,

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from server.adapter_arguments import MixArgument
+from server.adapters.arguments import MixArgument
 from tests.server.fakes import NUM_SLOTS, TIMEOUT_S, Turnstile
 from tests.server.live import frames, until
+from tests.server.metrics.test_metrics import scrape, value
 from tests.server.swapping import Swapping, complete, text_of
-from tests.server.test_metrics import scrape, value
 
 NAMES = ["adapter0", "adapter1"]
 STREAM = {"prompt": "a", "n_predict": 5, "stream": True}

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedModel
 
 from model.adapter_tensors import AdapterError
-from server.adapter_arguments import AdapterArgument, MixArgument
+from server.adapters.arguments import AdapterArgument, MixArgument
 from server.assembly import load_engine
 from server.engine import Engine
 from server.errors import ModelUnknown

@@ -9,11 +9,11 @@ from starlette.types import Message
 from scheduler.batch import SamplingParams
 from scheduler.cohort import BASE, Activation, CohortKey
 from scheduler.request import Request
-from server.adapter_registry import ServedList
+from server.adapters.registry import ServedList
+from server.adapters.resident import AdapterUnloaded
 from server.errors import ClientLeft, TimeUp
 from server.generation import Choice
 from server.preparation import prepare
-from server.resident import AdapterUnloaded
 from tests.server.fakes import FakeExecutor, fake_engine
 
 

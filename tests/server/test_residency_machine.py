@@ -11,8 +11,8 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from server.adapter_catalog import AdapterEntry
-from server.resident import AdapterListTooLong, AdapterUnloaded
+from server.adapters.catalog import AdapterEntry
+from server.adapters.resident import AdapterListTooLong, AdapterUnloaded
 from tests.server.residency_game import Game, entry
 
 NUM_ADAPTERS = 5

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from scheduler.cohort import AdapterId
-from server.adapter_catalog import AdapterEntry
-from server.residency import Residency
-from server.resident import (
+from server.adapters.catalog import AdapterEntry
+from server.adapters.residency import Residency
+from server.adapters.resident import (
     AdapterDropped,
     AdapterListTooLong,
     AdapterLoaded,

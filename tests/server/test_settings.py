@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from server.adapter_arguments import AdapterArgument, MixArgument, read_mixes
-from server.adapter_weights import AdapterWeight
+from server.adapters.arguments import AdapterArgument, MixArgument, read_mixes
+from server.adapters.weights import AdapterWeight
 from server.command_line import add_flags, read_settings
 from server.setting_flags import Flag
 from server.settings import Settings

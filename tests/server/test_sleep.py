@@ -12,7 +12,7 @@ from server.engine_users import EngineUsers
 from server.settings import Settings
 from tests.server.fakes import FakeExecutor, Turnstile, fake_engine, fake_settings
 from tests.server.live import LiveServer, until
-from tests.server.test_metrics import scrape, value
+from tests.server.metrics.test_metrics import scrape, value
 
 
 class Loads:

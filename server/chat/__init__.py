@@ -1,0 +1,1 @@
+"""From chat messages to a prompt."""

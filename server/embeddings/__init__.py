@@ -1,0 +1,1 @@
+"""Embeddings, from a body to an answer."""

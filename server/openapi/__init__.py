@@ -1,0 +1,1 @@
+"""The OpenAPI document, and the types that it is made of."""

@@ -1,0 +1,1 @@
+"""From sampled tokens to a reply: text, reasoning, and calls of tools."""

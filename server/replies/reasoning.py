@@ -1,0 +1,132 @@
+"""Which tags a model thinks between, and the text between them told from the reply that follows it.
+
+A model's chat template shows its tags. Thinking comes first: tags further on are text like any other. White space at
+its ends, and after its end tag, belongs to the layout and not to the text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from server.replies.parts import Content, Part, Reasoning
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningTags:
+    """What stands before thinking and after it."""
+
+    start: str
+    end: str
+
+
+_KNOWN = (
+    ReasoningTags("<think>", "</think>"),
+    ReasoningTags("[THINK]", "[/THINK]"),
+    ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),
+    ReasoningTags("<seed:think>", "</seed:think>"),
+)
+
+
+def tags_in(template: str) -> ReasoningTags | None:
+    """Return the tags that a chat template knows, None where it knows none."""
+    return next((tags for tags in _KNOWN if tags.end in template), None)
+
+
+def is_open(text: str, tags: ReasoningTags) -> bool:
+    """Whether thinking has begun in `text`, the end of a prompt, and has not ended."""
+    return text.rfind(tags.start) > text.rfind(tags.end)
+
+
+def unfinished_marker(text: str, markers: Sequence[str]) -> int:
+    """Return the length of the end of `text` that may become one of `markers`, with the white space before it."""
+    longest = 0
+    for marker in markers:
+        for length in range(min(len(marker) - 1, len(text)), longest, -1):
+            if text.endswith(marker[:length]):
+                longest = length
+                break
+    return len(text) - len(text[: len(text) - longest].rstrip())
+
+
+class _State(Enum):
+    BEFORE = auto()
+    """Nothing but white space, and perhaps the beginning of the start tag, has come."""
+    FIRST = auto()
+    """The start tag has come, and no thought yet."""
+    INSIDE = auto()
+    AFTER = auto()
+    """The end tag has come, and nothing but white space since."""
+    REST = auto()
+
+
+class ReasoningReader:
+    """Splits a text that comes in pieces, however they are cut, into thinking and the rest."""
+
+    def __init__(self, tags: ReasoningTags, *, is_begun: bool, keeps_tags: bool = False) -> None:
+        """`is_begun`: the prompt ends with the start tag. `keeps_tags`: the rest is the whole text, tags included."""
+        self._tags = tags
+        self._state = _State.FIRST if is_begun else _State.BEFORE
+        self._keeps_tags = keeps_tags
+        self._held = ""
+
+    def push(self, text: str) -> list[Part]:
+        """Take the next piece; return what is certain. The rest comes as Content."""
+        if self._state is _State.REST:
+            return [Content(text)]
+        parts: list[Part] = [Content(text)] if self._keeps_tags else []
+        self._held += text
+        while (step := self._step()) is not None:
+            parts += step
+        return parts
+
+    def flush(self) -> list[Part]:
+        """Return what was held back: no more text comes."""
+        held, self._held = self._held, ""
+        match self._state:
+            case _State.FIRST | _State.INSIDE:
+                return [Reasoning(held.rstrip())]
+            case _State.BEFORE:
+                return self._rest(held)
+            case _:
+                return []
+
+    def _rest(self, text: str) -> list[Part]:
+        return [] if self._keeps_tags else [Content(text)]
+
+    def _step(self) -> list[Part] | None:
+        """Go on in the text that is held; None where nothing more is certain."""
+        held = self._held
+        start = held.lstrip()
+        match self._state:
+            case _State.BEFORE:
+                if start.startswith(self._tags.start):
+                    self._become(_State.FIRST, start.removeprefix(self._tags.start))
+                    return []
+                if self._tags.start.startswith(start):
+                    return None
+                self._become(_State.REST, "")
+                return self._rest(held)
+            case _State.FIRST if start:
+                self._become(_State.INSIDE, start)
+                return []
+            case _State.INSIDE:
+                return self._think()
+            case _State.AFTER if start:
+                self._become(_State.REST, "")
+                return self._rest(start)
+            case _:
+                return None
+
+    def _think(self) -> list[Part] | None:
+        before, end, after = self._held.partition(self._tags.end)
+        if end:
+            self._become(_State.AFTER, after)
+            return [Reasoning(before.rstrip())]
+        num_certain = len(before) - unfinished_marker(before, (self._tags.end,))
+        if not num_certain:
+            return None
+        self._held = before[num_certain:]
+        return [Reasoning(before[:num_certain])]
+
+    def _become(self, state: _State, held: str) -> None:
+        self._state, self._held = state, held

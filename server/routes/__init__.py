@@ -1,0 +1,1 @@
+"""The routes: what each path and method does."""

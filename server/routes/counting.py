@@ -1,0 +1,42 @@
+"""How many tokens a conversation's prompt has: llama-server's routes beside OpenAI's. Generates nothing."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from server.arrival import list_for_now
+from server.chat.prompt import render_chat
+from server.edge.door import engine_of
+from server.errors import JsonResponse
+from server.generation import encode_prompt
+from server.openapi.answers import PromptTokens
+from server.responses.schema import ResponsesBody, responses_chat
+from server.schemas import ChatFields, read_body
+
+
+async def count_chat(request: Request) -> Response:
+    """Count the tokens of the prompt that chat messages make."""
+    return await _count(request, await read_body(request, ChatFields, engine_of(request).unknown_fields), "messages")
+
+
+async def count_responses(request: Request) -> Response:
+    """Count the tokens of the prompt that a body for /v1/responses makes."""
+    body = await read_body(request, ResponsesBody, engine_of(request).unknown_fields)
+    chat = responses_chat(body).model_copy(update={"model": body.model, "lora": body.lora})
+    return await _count(request, chat, "input")
+
+
+async def _count(request: Request, chat: ChatFields, field: str) -> Response:
+    engine = engine_of(request)
+    async with list_for_now(request, engine, chat) as served:
+        rendered = render_chat(served.chat_template, chat, engine.settings)
+        ids = await encode_prompt(served.tokenizer, (rendered.prompt,), field)
+    answer: PromptTokens = {"input_tokens": len(ids), "object": "response.input_tokens"}
+    return JsonResponse(answer)
+
+
+routes = [
+    Route(f"{prefix}/{name}/input_tokens", count, methods=["POST"])
+    for prefix in ("", "/v1")
+    for name, count in (("chat/completions", count_chat), ("responses", count_responses))
+]

@@ -1,0 +1,1 @@
+"""How tokens are chosen: by bodies and by settings."""

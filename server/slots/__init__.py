@@ -1,0 +1,1 @@
+"""The KV of slots on disk."""

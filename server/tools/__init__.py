@@ -1,0 +1,1 @@
+"""Tools: offered in prompts, called in replies."""

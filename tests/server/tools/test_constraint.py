@@ -1,0 +1,177 @@
+"""Calls that must come, and calls that have begun, keep to the tools' schemas: over HTTP with a model of random logits,
+and token by token.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from model.constraint import ConstraintCompiler
+from server.replies.reasoning import ReasoningTags
+from server.replies.reply import ReplyForm
+from server.tools.constraint import tool_constraint
+from server.tools.fields import Tool, ToolUse
+from server.tools.formats import GENERIC, CallFormat
+from tests.server import chat_templates
+from tests.server.constrained import SamplingExecutor
+from tests.server.fakes import TURN, byte_tokenizer, fake_engine, fake_limits
+from tests.server.live import LiveServer, frames
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "kind": {"enum": ["a", "b"]}},
+    "required": ["ok", "kind"],
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "first", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "second", "parameters": {**SCHEMA, "required": ["kind"]}}},
+]
+USER = {"role": "user", "content": "a"}
+CHAT: dict[str, Any] = {"messages": [USER], "tools": TOOLS, "tool_choice": "required", "max_tokens": 1000}
+TEMPLATES = {
+    name: getattr(chat_templates, name) for name in ("PLAIN", "HERMES", "LLAMA", "MISTRAL", "MISTRAL_NAMED", "XML")
+}
+
+
+@pytest.fixture(scope="module", params=TEMPLATES)
+def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+    """A client of a random model with a template of some family."""
+    limits = replace(fake_limits(), num_blocks=1024, max_context=4096)
+    template = TEMPLATES[request.param]
+    with (
+        LiveServer(lambda _: fake_engine(SamplingExecutor(), limits=limits, chat_template=template)) as server,
+        server.client() as opened,
+    ):
+        yield opened
+
+
+def check(arguments: dict[str, Any], required: set[str]) -> None:
+    """Fail where arguments do not fit their schema."""
+    assert required <= set(arguments) <= {"ok", "kind"}
+    assert isinstance(arguments.get("ok", True), bool)
+    assert arguments["kind"] in ("a", "b")
+
+
+REQUIRED = {"first": {"ok", "kind"}, "second": {"kind"}}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_call_that_is_required_comes_and_its_arguments_fit(client: httpx.Client, seed: int) -> None:
+    [choice] = client.post("/v1/chat/completions", json=CHAT | {"seed": seed}).json()["choices"]
+    message = choice["message"]
+    assert (message["content"], choice["finish_reason"]) == (None, "tool_calls")
+    for call in message["tool_calls"]:
+        check(json.loads(call["function"]["arguments"]), REQUIRED[call["function"]["name"]])
+
+
+def test_a_streamed_call_is_the_same(client: httpx.Client) -> None:
+    whole = client.post("/v1/chat/completions", json=CHAT).json()["choices"][0]["message"]["tool_calls"]
+    with client.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as response:
+        deltas = [call for chunk in frames(response) for call in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    for index, call in enumerate(whole):
+        own = [delta["function"] for delta in deltas if delta["index"] == index]
+        assert own[0]["name"] == call["function"]["name"]
+        assert "".join(function["arguments"] for function in own) == call["function"]["arguments"]
+
+
+def test_a_tool_that_is_named_is_called_once_where_no_more_may_be(client: httpx.Client) -> None:
+    choice = {"type": "function", "function": {"name": "second"}}
+    body = CHAT | {"tool_choice": choice, "parallel_tool_calls": False}
+    [call] = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "second"
+    check(json.loads(call["function"]["arguments"]), {"kind"})
+
+
+def test_the_other_dialects_require_calls_too(client: httpx.Client) -> None:
+    choice = {"type": "tool", "name": "first", "disable_parallel_tool_use": True}
+    tools = [{"name": "first", "input_schema": SCHEMA}]
+    body = {"messages": [USER], "tools": tools, "tool_choice": choice, "max_tokens": 500}
+    message = client.post("/v1/messages", json=body).json()
+    assert message["stop_reason"] == "tool_use"
+    check(message["content"][0]["input"], {"ok", "kind"})
+    functions = [{"type": "function", "name": "first", "parameters": SCHEMA}]
+    body = {"input": "a", "tools": functions, "tool_choice": {"type": "function", "name": "first"}}
+    response = client.post("/v1/responses", json=body | {"max_output_tokens": 1000}).json()
+    check(json.loads(response["output"][0]["arguments"]), {"ok", "kind"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "hiccup"}}}]}, "tools"),
+        ({"grammar": "root ::= x"}, "grammar"),
+        ({"grammar": "root ::= x", "tool_choice": "auto"}, "grammar"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+def test_what_cannot_be_kept_to_is_refused(client: httpx.Client, fields: dict[str, object], field: str) -> None:
+    response = client.post("/v1/chat/completions", json=CHAT | fields)
+    assert response.status_code == 400
+    assert f"Field '{field}" in response.json()["error"]["message"]
+
+
+HERMES = CallFormat("<tool_call>", "</tool_call>", "arguments")
+TAGS = ReasoningTags("<think>", "</think>")
+USE = ToolUse((Tool("f", "", {"properties": {"a": {"type": "integer"}}}), Tool('"é', "", {})), "required")
+COMPILER = ConstraintCompiler()
+
+
+def refused_from(form: ReplyForm, use: ToolUse, tokens: list[int]) -> int | None:
+    """Return the place of the first token that a constraint forbids; None where the text may also end then."""
+    tokenizer = byte_tokenizer()
+    wanted = tool_constraint(form, use, tokenizer)
+    assert wanted is not None
+    token_filter = COMPILER.compile(tokenizer, wanted.text).result().begin()
+    for place, token_id in enumerate(tokens):
+        if not token_filter.allowed()[token_id]:
+            return place
+        token_filter.accept(token_id)
+    return None if token_filter.can_end() else len(tokens)
+
+
+CALL = '{"name": "f", "arguments": {"a": 1}}'
+WRAPPED = f"<tool_call>\n{CALL}\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("form", "choice", "text", "is_whole"),
+    [
+        (ReplyForm(calls=HERMES), "required", WRAPPED + "\n" + WRAPPED, True),
+        (ReplyForm(calls=HERMES), "required", '<tool_call>{"name":"\\"\\u00e9","arguments":{}}</tool_call>', True),
+        (ReplyForm(calls=HERMES), "required", "Well", False),
+        (ReplyForm(calls=HERMES), "auto", f"Well. {WRAPPED}", True),
+        (ReplyForm(calls=HERMES), "auto", "Well.", True),
+        (ReplyForm(calls=HERMES), "auto", 'Well. <tool_call>{"name": "g"', False),
+        (ReplyForm(calls=HERMES), "auto", f"{WRAPPED} That was all.", False),
+        (ReplyForm(calls=HERMES, reasoning=TAGS), "required", f"<think>hm</think>\n\n{WRAPPED}", True),
+        (ReplyForm(calls=HERMES, reasoning=TAGS), "required", WRAPPED, True),
+        (ReplyForm(calls=HERMES, reasoning=TAGS), "required", "<think>hm</think> Well.", False),
+        (ReplyForm(calls=HERMES, reasoning=TAGS, is_reasoning_begun=True), "required", f"hm</think>{WRAPPED}", True),
+        (ReplyForm(calls=GENERIC), "required", f"{CALL}\n{CALL}", True),
+        (ReplyForm(calls=GENERIC), "required", '{"name": "f", "arguments": {"b"', False),
+    ],
+)
+def test_a_reply_may_be_what_its_family_writes(form: ReplyForm, choice: Any, text: str, is_whole: bool) -> None:
+    assert (refused_from(form, replace(USE, choice=choice), list(text.encode())) is None) is is_whole
+
+
+def test_one_call_may_be_all() -> None:
+    once = replace(USE, is_parallel=False)
+    assert refused_from(ReplyForm(calls=HERMES), once, list(WRAPPED.encode())) is None
+    assert refused_from(ReplyForm(calls=HERMES), once, list((WRAPPED + WRAPPED).encode())) == len(WRAPPED)
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_a_marker_may_be_a_control_token(choice: Any) -> None:
+    form = ReplyForm(calls=CallFormat("<|turn|>", "</tool_call>", "arguments"))
+    tokens = [TURN, *f"{CALL}</tool_call>".encode()]
+    assert refused_from(form, replace(USE, choice=choice), tokens) is None
+    assert refused_from(form, replace(USE, choice=choice), [TURN, ord("x")]) == 1
+
+
+def test_nothing_tells_that_a_call_without_a_marker_begins() -> None:
+    assert tool_constraint(ReplyForm(calls=GENERIC), replace(USE, choice="auto"), byte_tokenizer()) is None
