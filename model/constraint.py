@@ -19,6 +19,7 @@ from llguidance import LLMatcher, regex_to_lark
 
 from model.constraint_check import CPU_LIMIT_S, GrammarChecker, new_matcher
 from model.constraint_filter import CompiledConstraint, ConstraintFilter
+from model.constraint_thinking import Thinking, whole_grammar
 from model.constraint_triggers import TriggerError, Triggers, TriggerSearch
 from model.constraint_vocabulary import ConstraintFailed, TokenVocabulary, engine_message
 from model.grammar_gbnf import GbnfError, gbnf_to_lark
@@ -64,6 +65,8 @@ class ConstraintText:
     """Where it begins to hold, in free text; None: at the first token."""
     preserved: frozenset[int] = frozenset()
     """Control tokens that may come where the constraint allows their text."""
+    thinking: Thinking | None = None
+    """What may come before the text that the constraint is about, which has no triggers then."""
 
     @property
     def as_grammar(self) -> str:
@@ -139,13 +142,12 @@ class ConstraintCompiler:
             compiled = CompiledConstraint(matcher, vocabulary, preserved, search)
         except (TriggerError, ConstraintFailed) as failure:
             raise ConstraintError(str(failure)) from None
-        content = repr((text.syntax, text.text, text.triggers, sorted(text.preserved), tokenizer.digest))
+        asked = (text.syntax, text.text, text.triggers, sorted(text.preserved), text.thinking)
+        content = repr((*asked, tokenizer.digest))
         return Constraint(compiled, hashlib.sha256(content.encode()).hexdigest(), self._masking)
 
     def _matcher(self, text: ConstraintText, vocabulary: TokenVocabulary) -> LLMatcher:
-        # What the grammar forces is left to the model to split into tokens, as in llama.cpp: masks are then exact.
-        rules = '%llguidance {"no_forcing": true}\n' + _lark(text, vocabulary.token_named)
-        grammar = LLMatcher.grammar_from_lark(rules)
+        grammar = whole_grammar(_lark(text, vocabulary.token_named), text.thinking)
         refusal = self._checker.refusal(grammar, vocabulary.size, vocabulary.special_tokens)
         if refusal is not None:
             raise ConstraintError(refusal)

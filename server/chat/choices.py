@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+from model.tokenizer import Tokenizer
 from server.adapters.registry import ServedList
 from server.chat.prompt import RenderedChat
-from server.constraint_fields import WantedConstraint
+from server.constraint_fields import WantedConstraint, read_constraint
 from server.engine import Engine
 from server.errors import FieldInvalid
 from server.generation import Choice, make_choices
@@ -19,10 +20,12 @@ async def make_chat_choices(
     """Return one request for each of the `n` choices of a chat, attached to `served`. `field` is where the chat comes
     from, for messages. Raises what `make_choices` does.
     """
-    choices = await make_choices(engine, body, served, [(chat.prompt,)], field, _constraint(body, served, chat))
-    if chat.budget is not None:
+    wanted = _constraint(body, served.tokenizer, chat)
+    choices = await make_choices(engine, body, served, [(chat.prompt,)], field, wanted)
+    budget = _budget(chat, wanted)
+    if budget is not None:
         for choice in choices:
-            _limit_thinking(choice, chat.budget)
+            _limit_thinking(choice, budget)
     if chat.form is None:
         return choices
     shown_ids = chat.form.visible_ids(served.tokenizer)
@@ -36,19 +39,32 @@ def is_constrained(body: GenerationBody) -> bool:
     return any(True for _ in body.constraint_sources())
 
 
+def _budget(chat: RenderedChat, wanted: WantedConstraint | None) -> ReasoningBudget | None:
+    """Return what bounds thinking, or at least keeps triggers of a lazy constraint from being found in it."""
+    if chat.form is None or chat.form.reasoning is None or wanted is None or wanted.text.triggers is None:
+        return chat.budget
+    budget = chat.budget or ReasoningBudget(None, chat.form.reasoning, chat.form.is_reasoning_begun)
+    return replace(budget, is_inner_blind=True)
+
+
 def _limit_thinking(choice: Choice, budget: ReasoningBudget) -> None:
     request = choice.request
     request.token_filter = budget.begin(choice.served.tokenizer, request.token_filter)
     request.sampling = replace(request.sampling, constraint=f"{request.sampling.constraint} {budget}")
 
 
-def _constraint(body: GenerationBody, served: ServedList, chat: RenderedChat) -> WantedConstraint | None:
-    """Return what the tools ask for; None where they don't, or where the body asks for a form of the whole text, in
-    which there are no calls. Raises FieldInvalid where both are asked for.
+def _constraint(body: GenerationBody, tokenizer: Tokenizer, chat: RenderedChat) -> WantedConstraint | None:
+    """Return what the body asks for, behind thinking where the reply may begin with some, or else what the tools ask
+    for; None where neither does. Raises FieldInvalid, also where both ask for what cannot be together.
     """
-    if chat.form is None or not chat.use.callable:
-        return None
+    form, use = chat.form, chat.use
     sources = list(body.constraint_sources())
-    if sources and (chat.use.choice == "required" or "grammar" in sources[0].field):
+    if sources and use.callable and (use.choice == "required" or "grammar" in sources[0].field):
         raise FieldInvalid(sources[0].field, "Cannot use custom grammar constraints with tools.")
-    return None if sources else tool_constraint(chat.form, chat.use, served.tokenizer)
+    if not sources:
+        return tool_constraint(form, use, tokenizer) if form is not None and use.callable else None
+    wanted = read_constraint(body, tokenizer)
+    if wanted is None or form is None or wanted.text.triggers is not None:
+        return wanted
+    preserved = wanted.text.preserved | form.visible_ids(tokenizer)
+    return replace(wanted, text=replace(wanted.text, thinking=form.thinking, preserved=preserved))

@@ -36,8 +36,8 @@ def render_chat(
     template: ChatTemplate | None, body: ChatFields, settings: Settings, *, is_constrained: bool = False
 ) -> RenderedChat:
     """Return the prompt of a conversation, and how its reply is to be read. A trailing assistant message is left open,
-    for the model to continue. `is_constrained`: the whole reply is to have a form of its own, so there is no thinking.
-    Raises RequestError, or TemplateError where the template refuses.
+    for the model to continue. `is_constrained`: the content is to have a form of its own, so there is no thinking in
+    it. Raises RequestError, or TemplateError where the template refuses.
     """
     if template is None:
         raise FeatureOff("this model has no chat template; start the server with --chat-template")
@@ -50,7 +50,7 @@ def render_chat(
         read_message(message, f"messages[{index}]", keeps_parts=keeps_parts)
         for index, message in enumerate(body.messages)
     ]
-    thinks = _thinking_wanted(body, settings) and not is_constrained
+    thinks = _thinking_wanted(body, settings) and not (is_constrained and _reasoning_format(body, settings) == "none")
     last = _message_to_continue(messages, body)
     shown = messages_for_template(template, calls, messages if last is None else messages[:-1], use)
     prompt = template.render(
@@ -64,6 +64,7 @@ def render_chat(
     reply = ReplyForm(
         reasoning=None if _reasoning_format(body, settings) == "none" else tags,
         is_reasoning_begun=tags is not None and is_open(tail + begun, tags),
+        may_think=thinks and not begun and tags is not None and not prompt.rstrip().endswith(tags.end),
         keeps_reasoning=_reasoning_format(body, settings) == "deepseek-legacy",
         calls=calls if use.callable else None,
         tool_names=frozenset(tool.name for tool in use.callable),

@@ -1,6 +1,7 @@
 """A bound of how long a model thinks: after so many tokens of thinking the end tag is forced, token by token.
 
-A filter of tokens like any other: a function of the tokens alone, which goes together with a constraint of the text.
+A filter of tokens like any other: a function of the tokens alone, which goes together with a constraint of the text. A
+lazy one is not told of what the model thinks, so that it finds no trigger there.
 Source: llama-server's `reasoning_budget_tokens`.
 """
 
@@ -18,12 +19,15 @@ from server.replies.reasoning import ReasoningTags
 class ReasoningBudget:
     """How long the model may think, and how thinking is told from the rest."""
 
-    num_tokens: int
+    num_tokens: int | None
+    """None: as long as it likes."""
     tags: ReasoningTags
     is_begun: bool
     """Whether the prompt ends in the middle of thinking."""
     message: str = ""
     """Is forced before the end tag."""
+    is_inner_blind: bool = False
+    """Whether the constraint beside it is not told of thinking, in which anything may come."""
 
     def begin(self, tokenizer: Tokenizer, inner: TokenFilter | None) -> "BudgetFilter":
         """Return the filter of one request's tokens, which also keeps to `inner`."""
@@ -61,16 +65,19 @@ class BudgetFilter:
             mask = bytearray(len(self._all))
             mask[self._forced[self._num_forced]] = 1
             return bytes(mask)
-        return self._all if self._inner is None else self._inner.allowed()
+        inner = self._told
+        return self._all if inner is None else inner.allowed()
 
     def can_end(self) -> bool:
         """Return whether the text may end here."""
-        return self._state is not _State.FORCING and (self._inner is None or self._inner.can_end())
+        inner = self._told
+        return self._state is not _State.FORCING and (inner is None or inner.can_end())
 
     def accept(self, token_id: int) -> None:
         """Take the token that was chosen among those allowed."""
-        if self._inner is not None:
-            self._inner.accept(token_id)
+        inner = self._told
+        if inner is not None:
+            inner.accept(token_id)
         if self._state is _State.FORCING:
             self._num_forced += 1
             if self._num_forced == len(self._forced):
@@ -78,6 +85,12 @@ class BudgetFilter:
         elif self._state is not _State.OVER:
             self._text += self._detokenizer.push(token_id)
             self._look_for_tags()
+
+    @property
+    def _told(self) -> TokenFilter | None:
+        """The constraint, where it is told of the next token."""
+        is_thinking = self._state in (_State.THINKING, _State.FORCING)
+        return None if is_thinking and self._budget.is_inner_blind else self._inner
 
     def _look_for_tags(self) -> None:
         tags, text = self._budget.tags, self._text.lstrip()
@@ -98,5 +111,5 @@ class BudgetFilter:
         self._check_budget()
 
     def _check_budget(self) -> None:
-        if self._num_thought >= self._budget.num_tokens:
+        if self._budget.num_tokens is not None and self._num_thought >= self._budget.num_tokens:
             self._state = _State.FORCING

@@ -7,6 +7,7 @@ then nobody looks into its text.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from model.constraint_thinking import Thinking
 from model.tokenizer import Tokenizer
 from server.replies.parts import Content, Part, Reply, joined
 from server.replies.reasoning import ReasoningReader, ReasoningTags
@@ -22,11 +23,21 @@ class ReplyForm:
     """None: thinking, if any, is part of the text."""
     is_reasoning_begun: bool = False
     """Whether the prompt ends with the start tag."""
+    may_think: bool = True
+    """Whether it may begin with thinking where its text is constrained."""
     keeps_reasoning: bool = False
     """Whether the content has the thinking too, tags included."""
     calls: CallFormat | None = None
     """None: tools cannot be called."""
     tool_names: frozenset[str] = frozenset()
+
+    @property
+    def thinking(self) -> Thinking | None:
+        """What may come before text that is constrained."""
+        tags = self.reasoning
+        if tags is None or not (self.may_think or self.is_reasoning_begun):
+            return None
+        return Thinking(tags.start, tags.end, self.is_reasoning_begun)
 
     def visible_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Return the control tokens that mark parts, whose text readers must see."""

@@ -26,25 +26,13 @@ def tool_constraint(form: ReplyForm, use: ToolUse, tokenizer: Tokenizer) -> Want
     if calls is None or (use.choice != "required" and not calls.opener):
         return None
     shown_ids = form.visible_ids(tokenizer)
-    rules = _call_rules(calls, use)
-    if use.choice == "required":
-        rules = {"start": "thinking calls" if form.reasoning is not None else "calls", **rules}
-        if form.reasoning is not None:
-            rules |= _thinking_rules(form)
-        triggers = None
-    else:
-        rules = {"start": "calls", **rules}
+    triggers = None
+    if use.choice != "required":
         opener_ids = tokenizer.encode(calls.opener)
         triggers = Triggers((calls.opener,), tuple(opener_ids) if shown_ids.issuperset(opener_ids) else ())
-    text = "\n".join(f"{name}: {rule}" for name, rule in rules.items())
-    return WantedConstraint("tools", ConstraintText(Syntax.LARK, text, triggers, shown_ids))
-
-
-def _thinking_rules(form: ReplyForm) -> Mapping[str, str]:
-    assert form.reasoning is not None
-    start, end = json.dumps(form.reasoning.start), json.dumps(form.reasoning.end)
-    begun = "thoughts space" if form.is_reasoning_begun else f"({start} thoughts space)?"
-    return {"thinking": begun, f"thoughts[suffix={end}]": "/(?s:.*)/"}
+    text = "\n".join(f"{name}: {rule}" for name, rule in {"start": "calls", **_call_rules(calls, use)}.items())
+    thinking = form.thinking if triggers is None else None
+    return WantedConstraint("tools", ConstraintText(Syntax.LARK, text, triggers, shown_ids, thinking))
 
 
 def _call_rules(form: CallFormat, use: ToolUse) -> dict[str, str]:

@@ -129,14 +129,58 @@ def test_a_budget_means_nothing_to_a_model_that_does_not_think() -> None:
         assert message(client, reasoning_budget_tokens=0) == message(client)
 
 
+FORMAT = {
+    "type": "json_object",
+    "schema": {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest.mark.parametrize("field", [{"response_format": FORMAT}, {"grammar": 'root ::= "{" "\\"ok\\": true}"'}])
 @pytest.mark.parametrize("template", [THINKING_BEGUN, HERMES_THINKING])
-def test_a_reply_with_a_form_of_its_own_has_no_thinking(template: str) -> None:
-    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
-    wanted = {"type": "json_object", "schema": schema | {"additionalProperties": False}}
+def test_a_form_of_the_reply_begins_behind_thinking(template: str, field: dict[str, object]) -> None:
     with serving(template) as server, server.client() as client:
-        shown = message(client, response_format=wanted, ignore_eos=False)
-    assert set(json.loads(shown["content"])) == {"ok"}
-    assert "reasoning_content" not in shown
+        thought = message(client, ignore_eos=False, reasoning_budget_tokens=3, **field)
+        without = message(client, ignore_eos=False, chat_template_kwargs={"enable_thinking": False}, **field)
+        inline = message(client, ignore_eos=False, reasoning_format="none", **field)
+    assert set(json.loads(thought["content"])) == {"ok"}
+    assert ("reasoning_content" in thought) is (template == THINKING_BEGUN)
+    for shown in (without, inline):
+        assert set(json.loads(shown["content"])) == {"ok"}
+        assert "reasoning_content" not in shown
+
+
+def test_the_other_dialects_think_before_their_form() -> None:
+    with serving(THINKING_BEGUN, budget=3) as server, server.client() as client:
+        form = FORMAT | {"type": "json_schema", "name": "x"}
+        body: dict[str, object] = {"input": "a", "text": {"format": form}, "max_output_tokens": 99}
+        response = client.post("/v1/responses", json=body).json()
+        body = {"messages": [USER], "max_tokens": 99, "output_format": form}
+        blocks = client.post("/v1/messages", json=body).json()["content"]
+    assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
+    assert set(json.loads(response["output"][1]["content"][0]["text"])) == {"ok"}
+    assert [block["type"] for block in blocks] == ["thinking", "text"]
+    assert set(json.loads(blocks[1]["text"])) == {"ok"}
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_a_lazy_constraint_finds_no_trigger_in_thinking(is_begun: bool) -> None:
+    tokenizer = byte_tokenizer()
+    form = ReplyForm(reasoning=TAGS, calls=CallFormat("<tool_call>", "</tool_call>", "arguments"))
+    wanted = tool_constraint(form, ToolUse((Tool("f", "", {}),)), tokenizer)
+    assert wanted is not None
+    constraint = ConstraintCompiler().compile(tokenizer, wanted.text).result()
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    start = "" if is_begun else "<think>"
+    for thoughts in (f"{start}so <tool_call>nothing</think>\n\n", "" if not is_begun else "</think>"):
+        budget = ReasoningBudget(None, TAGS, is_begun, is_inner_blind=True)
+        token_filter = budget.begin(tokenizer, constraint.begin())
+        assert generate(token_filter, thoughts + call) == thoughts + call
+        assert not token_filter.allowed()[ord("x")]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,36 @@
+"""A reply that thinks before its constraint begins: the rules of both as one grammar.
+
+The thoughts are any text up to the end tag, and blank space may follow that, which is layout. Where the prompt has not
+begun to think, the model chooses whether to.
+"""
+
+import json
+from dataclasses import dataclass
+
+_OPTIONS = '%llguidance {"no_forcing": true}\n'
+"""What a grammar forces is left to the model to split into tokens, as in llama.cpp: masks are then exact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """What a reply may begin with."""
+
+    start: str
+    end: str
+    is_begun: bool
+    """Whether the prompt ends behind the start tag."""
+
+
+def whole_grammar(rules: str, thinking: Thinking | None) -> str:
+    """Return what llguidance compiles: the rules of a constraint, behind thinking where there is some."""
+    if thinking is None:
+        return json.dumps({"grammars": [{"lark_grammar": _OPTIONS + rules}]})
+    thoughts = "thoughts space" if thinking.is_begun else f"({json.dumps(thinking.start)} thoughts space)?"
+    reply = (
+        f"{_OPTIONS}start: {thoughts} @constrained\n"
+        f"thoughts[suffix={json.dumps(thinking.end)}]: /(?s:.*)/\n"
+        "space: /[ \\n]{0,2}/\n"
+    )
+    return json.dumps(
+        {"grammars": [{"lark_grammar": reply}, {"name": "constrained", "lark_grammar": _OPTIONS + rules}]}
+    )
