@@ -53,7 +53,7 @@ class NativeDialect:
             "tokens_evaluated": transcript.num_prompt,
         }
         if self.body.timings_per_token:
-            content["timings"] = timings(transcript)
+            content["timings"] = progress_timings(piece.progress) if piece.progress else timings(transcript)
         if self.body.num_logprobs:
             content["completion_probabilities"] = self._probabilities(piece.samples)
         if piece.progress is not None:
@@ -146,19 +146,33 @@ def timings(transcript: Transcript) -> Json:
     with the prompt.
     """
     num_cached = transcript.request.num_cached
-    num_computed = transcript.num_prompt - num_cached
-    num_steps = max(transcript.num_generated - 1, 0)
-    prompt_ms, generation_ms = transcript.prompt_ms, transcript.generation_ms
+    prompt = _prompt_timings(num_cached, transcript.num_prompt - num_cached, transcript.prompt_ms)
+    return prompt | _generation_timings(transcript.num_generated, transcript.generation_ms)
+
+
+def progress_timings(progress: Progress) -> Json:
+    """Return what the prompt took so far, before anything is generated."""
+    num_computed = progress.num_computed - progress.num_cached
+    return _prompt_timings(progress.num_cached, num_computed, progress.duration_ms) | _generation_timings(0, 0.0)
+
+
+def _prompt_timings(num_cached: int, num_computed: int, duration_ms: float) -> Json:
     return {
         "cache_n": num_cached,
         "prompt_n": num_computed,
-        "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": _ratio(prompt_ms, num_computed),
-        "prompt_per_second": _ratio(1000 * num_computed, prompt_ms),
-        "predicted_n": transcript.num_generated,
-        "predicted_ms": generation_ms,
-        "predicted_per_token_ms": _ratio(generation_ms, num_steps),
-        "predicted_per_second": _ratio(1000 * num_steps, generation_ms),
+        "prompt_ms": duration_ms,
+        "prompt_per_token_ms": _ratio(duration_ms, num_computed),
+        "prompt_per_second": _ratio(1000 * num_computed, duration_ms),
+    }
+
+
+def _generation_timings(num_generated: int, duration_ms: float) -> Json:
+    num_steps = max(num_generated - 1, 0)
+    return {
+        "predicted_n": num_generated,
+        "predicted_ms": duration_ms,
+        "predicted_per_token_ms": _ratio(duration_ms, num_steps),
+        "predicted_per_second": _ratio(1000 * num_steps, duration_ms),
     }
 
 

@@ -16,7 +16,7 @@ from server.adapters.registry import ServedList
 from server.best_of import best_of
 from server.engine import Engine
 from server.errors import GenerationFailed, dump_json, error_body
-from server.native_format import NativeDialect, probability, prompt_progress, timings
+from server.native_format import NativeDialect, probability, progress_timings, prompt_progress, timings
 from server.openai.replies import ChoiceReader, delta_of, message_of
 from server.replies.parts import Reply
 from server.replies.reply import ReplyForm, ReplyReader, read_reply
@@ -87,7 +87,8 @@ class OpenAIDialect:
 
     def _progress_chunk(self, transcript: Transcript, progress: Progress) -> Json:
         delta: Json = {"text": ""} if self.form == "text" else {"role": "assistant", "content": None}
-        return self._chunk(transcript, delta, None, []) | {"prompt_progress": prompt_progress(progress)}
+        chunk = self._chunk(transcript, delta, None, []) | {"prompt_progress": prompt_progress(progress)}
+        return chunk | {"timings": progress_timings(progress)} if self.body.timings_per_token else chunk
 
     def _echo(self, transcript: Transcript) -> str:
         return self.echoes[transcript.choice.prompt_index] if self.echoes else ""

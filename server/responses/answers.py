@@ -150,7 +150,6 @@ class ResponseEvent(TypedDict):
         "response.created",
         "response.in_progress",
         "response.completed",
-        "response.incomplete",
         "response.failed",
     ]
     response: Response

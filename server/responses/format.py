@@ -1,6 +1,7 @@
 """How an answer looks in OpenAI's Responses API: one response with items of output, whole or as events.
 
-An answer that reaches its limit of tokens is `incomplete`, not `completed`, in its status and in its last event.
+An answer that reaches its limit of tokens is `incomplete`, not `completed`, in its status. Its last event is
+`response.completed` all the same, as in llama-server and vLLM: there clients look for the response.
 Source: OpenAI's API reference; the events' order is that of its streaming guide.
 """
 
@@ -14,7 +15,7 @@ from scheduler.events import FinishReason
 from server.adapters.registry import ServedList
 from server.engine import Engine
 from server.errors import GenerationFailed, dump_json, error_message
-from server.native_format import prompt_progress, timings
+from server.native_format import progress_timings, prompt_progress, timings
 from server.replies.parts import Content, Part
 from server.replies.reply import ReplyForm, ReplyReader
 from server.replies.transcript import Piece, Transcript
@@ -58,7 +59,10 @@ class ResponsesDialect:
         """One event a piece of text, or the events of what is certain of it by now, or one of progress."""
         if piece.progress is not None:
             event = self._response_event("response.in_progress", self._response(transcript, _IN_PROGRESS, []))
-            return named_frame(event | {"prompt_progress": prompt_progress(piece.progress)})
+            event["prompt_progress"] = prompt_progress(piece.progress)
+            if self.body.timings_per_token:
+                event["timings"] = progress_timings(piece.progress)
+            return named_frame(event)
         if self._reader is not None:
             events = [event for part in self._reader.push(piece.text) for event in self._items.add(part)]
             return b"".join(map(named_frame, self._numbered(self._timed(events, transcript))))
@@ -87,7 +91,7 @@ class ResponsesDialect:
         events += self._items.end(status)
         response = self._response(transcript, status, self._items.so_far(status))
         numbered = self._numbered(events)
-        return [*numbered, *self._timed([self._response_event(f"response.{status}", response)], transcript)]
+        return [*numbered, *self._timed([self._response_event("response.completed", response)], transcript)]
 
     def summary(self, _transcripts: Sequence[Transcript]) -> list[Json]:
         """Nothing: the last event has it all."""

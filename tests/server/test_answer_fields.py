@@ -148,6 +148,20 @@ def test_a_stream_tells_how_much_of_its_prompt_is_computed(client: httpx.Client,
     assert client.post(path, json=body | {"stream": False}).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/completion", *OPENAI])
+def test_timings_beside_progress_are_those_of_the_prompt_so_far(client: httpx.Client, path: str) -> None:
+    text = (path * 20)[:150]
+    prompt = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
+    asked = {"return_progress": True, "timings_per_token": True, "cache_prompt": False}
+    with client.stream("POST", path, json=prompt | asked | {"max_tokens": 2, "stream": True}) as response:
+        told = [chunk for chunk in frames(response) if "prompt_progress" in chunk]
+    times = [chunk["timings"] for chunk in told]
+    assert [time["prompt_n"] for time in times] == [chunk["prompt_progress"]["processed"] for chunk in told]
+    assert [time["prompt_ms"] for time in times] == [chunk["prompt_progress"]["time_ms"] for chunk in told]
+    assert times[0]["prompt_ms"] == 0
+    assert all((time["predicted_n"], time["predicted_ms"]) == (0, 0) for time in times)
+
+
 # sse_ping_interval.
 
 

@@ -22,7 +22,7 @@ WORDS_BY_SCALE = {0.0: "little", 0.3: "special", 0.7: "far", 1.0: "eye"}
 FOLLOWER = "bright"
 WORDS = (
     *("I", "a", "in", "is", "it", "of", "the", "to", "was", "and"),
-    *("quick", "brown", "fox", "jumps", "over"),
+    *("quick", "brown", "fox"),
     *WORDS_BY_SCALE.values(),
     FOLLOWER,
 )

@@ -168,7 +168,7 @@ def test_a_stream_has_every_event_once_and_a_delta_for_each_token(client: httpx.
         "response.output_text.done",
         "response.content_part.done",
         "response.output_item.done",
-        "response.incomplete",
+        "response.completed",
     ]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     text = expected(server, 3)
@@ -257,7 +257,8 @@ def test_the_official_client_reads_the_stream(openai_client: openai.OpenAI, serv
     )
     events = list(stream)
     assert [event.delta for event in events if isinstance(event, ResponseTextDeltaEvent)] == list(expected(server, 4))
-    assert events[-1].type == "response.incomplete"
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.status == "incomplete"
     assert events[-1].response.output_text == expected(server, 4)
 
 
@@ -282,8 +283,12 @@ def test_streams_tell_of_progress_and_timings_where_they_are_asked_to(client: ht
     assert {event["type"] for event in progress} == {"response.in_progress"}
     assert progress[-1]["prompt_progress"]["processed"] == progress[-1]["prompt_progress"]["total"] > 0
     timed = [event for event in events if "timings" in event]
-    assert [event["type"] for event in timed] == ["response.output_text.delta"] * 3 + ["response.incomplete"]
-    assert [event["timings"]["predicted_n"] for event in timed] == [1, 2, 3, 3]
+    assert [event["type"] for event in timed] == [
+        *["response.in_progress"] * len(progress),
+        *["response.output_text.delta"] * 3,
+        "response.completed",
+    ]
+    assert [event["timings"]["predicted_n"] for event in timed] == [0] * len(progress) + [1, 2, 3, 3]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
