@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from scheduler.events import Admitted, Event, Finished, StepDone, TokenSampled
+from scheduler.events import Admitted, Event, Finished, FinishReason, StepDone, TokenSampled
 
 HIGH_WATER_MARK = "llamacpp:n_tokens_max"
 """A gauge to Prometheus, which llama-server calls a counter."""
@@ -41,7 +41,7 @@ class LlamaServerCollector(Collector):
 
     def __init__(self) -> None:
         self.prompts = Rate()
-        """Prompt tokens that were computed, and the time from a slot to the first token."""
+        """Prompt tokens that were computed, and the time from a slot to the first token or to the embedding."""
         self.answers = Rate()
         """Generated tokens but first ones, which come with the prompt, and the time between them."""
         self.max_tokens = 0
@@ -57,7 +57,7 @@ class LlamaServerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the families as they are now; the rates begin anew."""
         yield _counter("prompt_tokens", "Prompt tokens computed, cached ones left out.", self.prompts.num_tokens)
-        yield _counter("prompt_seconds", "Seconds from a slot to the first token.", self.prompts.seconds)
+        yield _counter("prompt_seconds", "Seconds from a slot to the first token or embedding.", self.prompts.seconds)
         yield _counter("tokens_predicted_seconds", "Seconds between generated tokens.", self.answers.seconds)
         for name in _DRAFTED:
             yield _counter(f"spec_decode_{name}", "Of speculative decoding: always 0.", 0)
@@ -92,7 +92,9 @@ class RequestMeter:
                 self._totals.num_steps += 1
                 self._totals.num_rows += event.num_rows
             case Finished():
-                self._prompts.pop(event.request_id, None)
+                begun = self._prompts.pop(event.request_id, None)
+                if begun and event.reason is FinishReason.EMBEDDED:
+                    self._totals.prompts.add(begun[1], event.now - begun[0])
                 self._totals.max_tokens = max(self._totals.max_tokens, event.num_prompt + event.num_generated)
 
 

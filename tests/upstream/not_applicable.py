@@ -8,7 +8,8 @@ import re
 STORIES = "stories260K, a model that is not at hand: "
 _TOKENS = STORIES + "counts the tokens of its vocabulary"
 _TEXT = STORIES + "expects its text"
-_ENCODER = "an encoder model (BERT), which is not supported"
+_BERT_TOKENS = "bge-small, a model that is not at hand: counts the tokens of its vocabulary"
+_INFILL_TEXT = "stories260K-infill, a model that is not at hand: expects its text"
 _NO_UI = "a web interface, which there is none of"
 _NO_IMAGES = "images, which are not supported"
 _NO_ROUTER = "a router that starts servers for models, which there is none of"
@@ -38,11 +39,13 @@ NOT_APPLICABLE = {
     "test_completion.py::test_n_probs_post_backend_sampling": "samplers on the device, which there are none of",
     "test_ctx_shift.py::test_ctx_shift_disabled_short_prompt[-1*": _TOKENS,
     "test_ctx_shift.py::test_ctx_shift_enabled": _TOKENS,
-    "test_embedding.py::*": _ENCODER,
-    "test_infill.py::*": "stories260K-infill, a model that is not at hand",
+    "test_embedding.py::test_embedding_error_prompt_too_long": "words for a limit of inputs that there is none of",
+    "test_embedding.py::test_embedding_multiple_with_fa": _BERT_TOKENS,
+    "test_embedding.py::test_embedding_pooling_none": _BERT_TOKENS,
+    "test_embedding.py::test_embedding_usage_*": _BERT_TOKENS,
+    "test_infill.py::test_infill_with*": _INFILL_TEXT,
     "test_kv_keep_only_active.py::*": "reads lines of llama-server's log",
     "test_mcp_servers.py::*": _NO_TOOLS,
-    "test_metrics.py::test_metrics_embedding_prompt_is_counted": _ENCODER,
     "test_proxy.py::*": _NO_PROXY,
     "test_rerank.py::*": "a reranking model, which is not supported",
     "test_router.py::*": _NO_ROUTER,
@@ -50,7 +53,12 @@ NOT_APPLICABLE = {
     "test_security.py::test_cors_origins_*": _NO_ROUTER,
     "test_security.py::test_cors_proxy_*": _NO_PROXY,
     "test_security.py::test_local_media_file[*": _NO_IMAGES,
-    "test_slot_save.py::*": _TOKENS,
+    "test_slot_save.py::test_slot_erase": _TOKENS,
+    "test_slot_save.py::test_slot_restore_legacy_token_list": "the layout of llama-server's files",
+    "test_slot_save.py::test_slot_restore_media_*": _NO_IMAGES,
+    "test_slot_save.py::test_slot_save_restore": _TOKENS,
+    "test_slot_save.py::test_slot_save_restore_*image*": _NO_IMAGES,
+    "test_slot_save.py::test_slot_save_restore_text_only_on_multimodal": _NO_IMAGES,
     "test_speculative.py::*": _NO_DRAFTS,
     "test_stream.py::*": _NO_ROUTER,
     "test_systemone.py::*": "decision models, which are not supported",

@@ -59,6 +59,15 @@ def test_a_request_that_ends_or_begins_again_without_a_token_is_no_prompt() -> N
     assert (found["llamacpp:prompt_tokens_total"], found["llamacpp:n_tokens_max"]) == (0, 10)
 
 
+def test_a_prompt_that_is_embedded_counts_until_then() -> None:
+    collector = LlamaServerCollector()
+    meter = collector.meter()
+    meter.observe(admitted(0, num_cached=3))
+    meter.observe(Finished(0, (), FinishReason.EMBEDDED, "", 10, 0, 3, arrived_s=0, now=2))
+    found = values(collector)
+    assert (found["llamacpp:prompt_tokens_total"], found["llamacpp:prompt_seconds_total"]) == (7, 2)
+
+
 def test_busy_slots_are_the_rows_of_a_step_on_average() -> None:
     collector = LlamaServerCollector()
     assert values(collector)["llamacpp:n_busy_slots_per_decode"] == 0
