@@ -26,7 +26,6 @@ Prompt: TypeAlias = tuple[int | str, ...]
 
 RANDOM_SEED = 2**32 - 1
 """llama-server's -1 as an unsigned number: choose one."""
-_PLAIN = TextRules()
 _LONG_TEXT = 8192
 """Characters from which a text is tokenised off the event loop, where it would delay everybody's tokens."""
 

@@ -61,6 +61,7 @@ _SILENT = frozenset(
     {
         *("chat_format", "parallel_tool_calls"),
         *("metadata", "priority", "request_id", "service_tier", "store", "user"),
+        *("prompt_cache_key", "safety_identifier"),
     }
 )
 """Fields that change nothing here whatever they hold, and are no reason for a line in the log."""

@@ -13,7 +13,8 @@ from server.constraint_fields import Source, format_sources
 from server.errors import FieldInvalid
 from server.fields import MAX_INT32, JsonArray, JsonObject, Texts, json_type, whole
 from server.messages.blocks import read_message, read_text
-from server.messages.shapes import MessagesMessage, MessagesTool, MessagesToolChoice, Thinking
+from server.messages.context import forget_thoughts, num_kept_thoughts
+from server.messages.shapes import ContextManagement, MessagesMessage, MessagesTool, MessagesToolChoice, Thinking
 from server.openapi.field_shapes import OutputConfig, TextFormat, TextPart, documented
 from server.schemas import ChatFields, GenerationBody, ListFields
 from server.tools.fields import read_function
@@ -27,7 +28,6 @@ class MessagesFields(ListFields):
 
     neutral_values: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "container": (),
-        "context_management": (),
         "mcp_servers": ([],),
     }
 
@@ -37,6 +37,8 @@ class MessagesFields(ListFields):
     tools: Annotated[JsonArray, documented(list[MessagesTool])] = Field([])
     tool_choice: Annotated[JsonObject, documented(MessagesToolChoice)] | None = None
     thinking: Annotated[JsonObject, documented(Thinking)] | None = None
+    output_config: Annotated[JsonObject, documented(OutputConfig)] = Field({})
+    context_management: Annotated[JsonObject, documented(ContextManagement)] | None = None
 
 
 class MessagesBody(MessagesFields, GenerationBody):
@@ -53,13 +55,9 @@ class MessagesBody(MessagesFields, GenerationBody):
     n_predict: Annotated[int, whole(1)] = Field(validation_alias=AliasChoices("max_tokens"))
     stop: Texts = Field((), validation_alias=AliasChoices("stop_sequences"))
     output_format: Annotated[object, documented(TextFormat)] = Field(None)
-    output_config: Annotated[JsonObject, documented(OutputConfig)] = Field({})
 
     def constraint_sources(self) -> Iterator[Source]:
         """Those of every generating route, and the format of the output. Raises FieldInvalid."""
-        unknown = self.output_config.keys() - {"format"}
-        if unknown:
-            raise FieldInvalid(f"output_config.{min(unknown)[:64]}", "is not supported")
         yield from super().constraint_sources()
         yield from format_sources(self.output_format, "output_format")
         yield from format_sources(self.output_config.get("format"), "output_config.format")
@@ -83,13 +81,25 @@ def messages_chat(body: MessagesFields) -> ChatFields:
         messages += read_message(message, f"messages[{index}]")
     choice = body.tool_choice or {"type": "auto"}
     return ChatFields(
-        messages=messages,
+        messages=forget_thoughts(messages, num_kept_thoughts(body.context_management)),
         chat_template_kwargs={**body.chat_template_kwargs, **_thinking_wanted(body.thinking)},
         tools=[_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools)],
         tool_choice=_read_choice(choice),
         parallel_tool_calls=not _is_single(choice),
+        reasoning_effort=_effort(body.output_config),
         reasoning_budget_tokens=-1 if body.thinking is None else _budget(body.thinking),
     )
+
+
+def _effort(output_config: Mapping[str, object]) -> str | None:
+    """Return how hard the model is to think: what OpenAI calls `reasoning_effort`."""
+    unknown = output_config.keys() - {"format", "effort"}
+    if unknown:
+        raise FieldInvalid(f"output_config.{min(unknown)[:64]}", "is not supported")
+    effort = output_config.get("effort")
+    if not isinstance(effort, str | None):
+        raise FieldInvalid("output_config.effort", f"must be a string, but is {json_type(effort)}")
+    return effort
 
 
 def _read_tool(tool: object, field: str) -> object:

@@ -60,6 +60,26 @@ class MessagesToolChoice(TypedDict):
     disable_parallel_tool_use: NotRequired[bool]
 
 
+class ThinkingTurns(TypedDict):
+    """The latest turns in which the assistant thought."""
+
+    type: Literal["thinking_turns"]
+    value: int
+
+
+class ForgetThoughts(TypedDict):
+    """Leave out what the assistant thought, but for the latest turns."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: NotRequired[Literal["all"] | ThinkingTurns]
+
+
+class ContextManagement(TypedDict):
+    """What is left out of a conversation; `server/messages/context.py` reads it."""
+
+    edits: NotRequired[list[ForgetThoughts] | None]
+
+
 class Thinking(TypedDict):
     """Whether the model is to think, and at most how long."""
 

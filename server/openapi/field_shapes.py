@@ -78,6 +78,7 @@ class OutputConfig(TypedDict, total=False):
     """How an answer is to be, in Anthropic's API."""
 
     format: TextFormat
+    effort: str
 
 
 class StructuredOutputs(TypedDict, total=False):

@@ -4,7 +4,8 @@ Nothing is kept between requests, so whatever refers to an earlier one is refuse
 Source: OpenAI's API reference. Sampling fields are those of every generating route.
 """
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, TypeAlias
 
 from pydantic import AliasChoices, BeforeValidator, Field
@@ -14,10 +15,12 @@ from server.errors import FieldInvalid
 from server.fields import Flag, JsonArray, JsonObject, Text, json_type, refuse, whole
 from server.openapi.field_shapes import TextOptions, documented
 from server.responses.input import read_items
-from server.responses.shapes import InputItem, ReasoningWanted, ResponsesTool, ResponsesToolChoice
+from server.responses.shapes import HostedTool, InputItem, ReasoningWanted, ResponsesTool, ResponsesToolChoice
 from server.schemas import ChatFields, GenerationBody
 from server.tools.fields import read_function
 from server.unsupported import NEUTRAL_FOR_ONE_TEXT
+
+log = logging.getLogger(__name__)
 
 
 def _texts_by_name(value: object) -> object:
@@ -36,7 +39,7 @@ class ResponsesBody(GenerationBody):
         "background": (False,),
         "context_management": ([],),
         "conversation": (),
-        "include": ([],),
+        "include": ([], ["reasoning.encrypted_content"]),
         "max_tool_calls": (),
         "previous_response_id": (),
         "prompt": (),
@@ -51,7 +54,7 @@ class ResponsesBody(GenerationBody):
     input: Annotated[object, documented(str | list[InputItem])] = None
     instructions: Text | None = None
     metadata: Metadata = Field({})
-    tools: Annotated[JsonArray, documented(list[ResponsesTool])] = Field([])
+    tools: Annotated[JsonArray, documented(list[ResponsesTool | HostedTool])] = Field([])
     tool_choice: Annotated[object, documented(ResponsesToolChoice)] = None
     parallel_tool_calls: Flag | None = None
     reasoning: Annotated[JsonObject, documented(ReasoningWanted)] = Field({})
@@ -86,7 +89,7 @@ def responses_chat(body: ResponsesBody) -> ChatFields:
         raise FieldInvalid("input", f"must be a string or an array of items, but is {_nothing_or_type(body.input)}")
     return ChatFields(
         messages=messages,
-        tools=[_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools)],
+        tools=list(_read_tools(body.tools)),
         tool_choice=body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=_effort(body.reasoning),
@@ -98,19 +101,29 @@ def _nothing_or_type(value: object) -> str:
     return "empty" if value == [] else json_type(value)
 
 
-def _read_tool(tool: object, field: str) -> object:
-    if not isinstance(tool, dict):
-        raise FieldInvalid(field, f"must be an object, but is {json_type(tool)}")
-    if tool.get("type") != "function":
-        raise FieldInvalid(f"{field}.type", f'only "function" is supported, but got {tool.get("type")!r}')
-    return read_function(tool, field, "parameters").as_json()
+def _read_tools(tools: Sequence[object]) -> Iterator[object]:
+    """Yield the functions. Tools of other types, which OpenAI runs itself, are none that the model here could call:
+    they are left out, as in llama-server, for clients offer them unasked.
+    """
+    for index, tool in enumerate(tools):
+        field = f"tools[{index}]"
+        if not isinstance(tool, dict):
+            raise FieldInvalid(field, f"must be an object, but is {json_type(tool)}")
+        kind = tool.get("type")
+        if not isinstance(kind, str):
+            raise FieldInvalid(f"{field}.type", f"must be a string, but is {json_type(kind)}")
+        if kind == "function":
+            yield read_function(tool, field, "parameters").as_json()
+        else:
+            log.debug("%s: a tool of the type %r is left out", field, kind[:64])
 
 
 def _effort(reasoning: Mapping[str, object]) -> str | None:
-    """Return how hard the model is to think. Thinking is given as it is, so there are no summaries to choose from."""
+    """Return how hard the model is to think. Thinking is given whole, so there are no summaries to choose from."""
     for name in ("summary", "generate_summary"):
-        if reasoning.get(name) not in (None, "auto"):
-            raise FieldInvalid(f"reasoning.{name}", f'only "auto" is supported, but got {reasoning[name]!r}')
+        if reasoning.get(name) not in (None, "auto", "concise", "detailed"):
+            accepted = '"auto", "concise" or "detailed"'
+            raise FieldInvalid(f"reasoning.{name}", f"must be {accepted}, but got {reasoning[name]!r:.200}")
     effort = reasoning.get("effort")
     if not isinstance(effort, str | None):
         raise FieldInvalid("reasoning.effort", f"must be a string, but is {json_type(effort)}")

@@ -65,6 +65,12 @@ class ResponsesTool(TypedDict):
     strict: NotRequired[bool | None]
 
 
+class HostedTool(TypedDict):
+    """A tool of any other type, which is left out."""
+
+    type: str
+
+
 class ForcedFunction(TypedDict):
     """The one function that must be called."""
 

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator
+from typing import cast
 
 import anthropic
 import httpx
@@ -25,6 +26,7 @@ from tests.server.live import LiveServer, named_events, until
 
 MESSAGES = [{"role": "user", "content": "abc"}]
 ASK = {"model": "fake", "max_tokens": 3, "messages": MESSAGES}
+_FORGET = {"type": "clear_thinking_20251015"}
 PATHS = ["/v1/messages", "/v1/messages/count_tokens"]
 
 
@@ -114,6 +116,11 @@ def test_an_answer_that_was_begun_is_continued(client: httpx.Client) -> None:
         ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}}, "tool_choice.disable_parallel_tool_use"),
         ({"thinking": {"type": "sometimes"}}, "thinking.type"),
         ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
+        ({"output_config": {"effort": 5}}, "output_config.effort"),
+        ({"output_config": {"volume": 5}}, "output_config.volume"),
+        ({"context_management": {"edits": 5}}, "context_management.edits"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0].type"),
+        ({"context_management": {"edits": [_FORGET | {"keep": "some"}]}}, "context_management.edits[0].keep"),
         ({"lora": [{"id": 7}]}, "lora[0].id"),
     ],
 )
@@ -144,6 +151,55 @@ def test_only_fields_that_nobody_knows_are_in_the_log(client: httpx.Client, capl
     assert client.post("/v1/messages", json=body).status_code == 200
     [message] = [record.message for record in caplog.records if "unknown" in record.message]
     assert "'sytem'" in message
+
+
+def test_a_coding_agent_is_answered(client: httpx.Client) -> None:
+    """What Claude Code sends beside the conversation."""
+    body = {
+        "model": "fake",
+        "max_tokens": 3,
+        "stream": False,
+        "temperature": 1,
+        "system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}}]}
+        ],
+        "tools": [
+            {"name": "Bash", "description": "c", "input_schema": {"type": "object"}, "eager_input_streaming": True}
+        ],
+        "metadata": {"user_id": "d"},
+        "thinking": {"type": "adaptive"},
+        "context_management": {"edits": [_FORGET | {"keep": "all"}]},
+        "output_config": {"effort": "high"},
+    }
+    counted = {name: value for name, value in body.items() if name not in ("max_tokens", "stream", "temperature")}
+    assert client.post("/v1/messages/count_tokens?beta=true", json=counted).status_code == 200
+    del body["tools"]  # which are told in words here, too many for the context
+    assert client.post("/v1/messages?beta=true", json=body).status_code == 200
+    assert messages_chat(parse(MessagesBody, body)).reasoning_effort == "high"
+
+
+@pytest.mark.parametrize(
+    ("edit", "kept"),
+    [
+        ({"keep": "all"}, ["x", "y", "z"]),
+        ({"keep": {"type": "thinking_turns", "value": 2}}, ["y", "z"]),
+        ({"keep": {"type": "thinking_turns", "value": 9}}, ["x", "y", "z"]),
+        ({}, ["z"]),
+    ],
+)
+def test_thoughts_of_earlier_turns_are_forgotten_where_that_is_asked_for(
+    edit: dict[str, object], kept: list[str]
+) -> None:
+    messages: list[object] = []
+    for thought in "xyz":
+        messages.append({"role": "user", "content": "a"})
+        blocks = [{"type": "thinking", "thinking": thought, "signature": ""}, {"type": "text", "text": "b"}]
+        messages.append({"role": "assistant", "content": blocks})
+    body = {"max_tokens": 1, "messages": messages, "context_management": {"edits": [_FORGET | edit]}}
+    seen = cast(list[dict[str, str]], messages_chat(parse(MessagesBody, body)).messages)
+    assert [message["reasoning_content"] for message in seen if "reasoning_content" in message] == kept
+    assert [message["content"] for message in seen] == ["a", "b"] * 3
 
 
 def test_thinking_may_be_switched_off(client: httpx.Client) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import openai
@@ -117,13 +117,14 @@ def test_input_that_is_not_text_is_refused_by_its_place(value: object, field: st
         ("previous_response_id", "resp_1"),
         ("prompt", {"id": "pmpt_1"}),
         ("reasoning", {"effort": 5}),
-        ("reasoning", {"summary": "detailed"}),
+        ("reasoning", {"summary": "long"}),
         ("response_fields", ["output"]),
         ("store", True),
         ("stream_options", {"include_obfuscation": True}),
         ("text", {"format": {"type": "grammar"}}),
         ("verbose", True),
-        ("tools", [{"type": "web_search"}]),
+        ("tools", [{"type": 5}]),
+        ("tools", [5]),
         ("tool_choice", "required"),
         ("top_logprobs", 2),
         ("truncation", "auto"),
@@ -149,6 +150,35 @@ def test_what_is_not_honoured_is_refused_by_name(client: httpx.Client, field: st
 )
 def test_values_that_ask_for_nothing_are_accepted(client: httpx.Client, fields: dict[str, object]) -> None:
     assert client.post("/v1/responses", json=ASK | fields).status_code == 200
+
+
+def test_a_coding_agent_is_answered_though_it_offers_tools_that_openai_runs(client: httpx.Client) -> None:
+    """What Codex sends to a server that it does not know."""
+    function = {"type": "function", "name": "shell", "description": "Runs a command.", "strict": False}
+    body: dict[str, Any] = {
+        "instructions": "You are a coding agent.",
+        "input": [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "a"}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "b"}]},
+            {"type": "reasoning", "summary": [], "content": None, "encrypted_content": None},
+            {"type": "function_call", "call_id": "c1", "name": "shell", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "d"},
+        ],
+        "tools": [function, {"type": "web_search"}, {"type": "custom", "name": "apply_patch", "format": {}}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"effort": "medium", "summary": "detailed"},
+        "include": ["reasoning.encrypted_content"],
+        "store": False,
+        "prompt_cache_key": "x",
+        "max_output_tokens": 3,
+    }
+    assert client.post("/v1/responses/input_tokens", json=body).status_code == 200
+    [tool] = cast(list[dict[str, Any]], responses_chat(parse(ResponsesBody, body)).tools)
+    assert tool["function"]["name"] == "shell"
+    assert client.post("/v1/responses", json=body | {"tools": body["tools"][1:]}).status_code == 200
+    only_hosted = body | {"tools": [{"type": "web_search"}], "tool_choice": "required"}
+    assert "tool_choice" in client.post("/v1/responses", json=only_hosted).json()["error"]["message"]
 
 
 def test_an_unknown_model_has_openais_code(client: httpx.Client) -> None:
