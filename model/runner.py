@@ -1,5 +1,5 @@
-"""One step: a batch of plain integers to tensors, through the decoder, to sampled tokens and pooled
-states. Decides nothing.
+"""One step: a batch of plain integers to tensors, through the decoder, to sampled tokens, pooled
+states and scores. Decides nothing.
 
 Runs on one thread at a time. Knows no requests beyond the rows of the batch, and no time.
 
@@ -22,6 +22,7 @@ from model.lora_cache import LoraCache
 from model.outputs import Wanted
 from model.pooling import add_states, wanted_tokens
 from model.sampler import sample
+from model.scoring import joined, parts_of, score_rows, tokens_with_logits
 from scheduler.batch import BLOCK_SIZE, Batch, Pooled, Row, SamplerChain, SamplingParams, StepOutput
 from scheduler.cohort import AdapterId
 
@@ -36,8 +37,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepOutput:
-        """Compute a batch: write the KV of its tokens, sample one token for each row that has `sampling`, and pool the
-        hidden states of each that has `pooling`."""
+        """Compute a batch: write the KV of its tokens, sample one token for each row that has `sampling`, pool the
+        hidden states of each that has `pooling`, and score prompts where `scoring` asks for it."""
         return self._compute(batch.rows, self._lora_cache.get(batch.key))
 
     @torch.inference_mode()
@@ -55,10 +56,22 @@ class ModelRunner:
                 self._compute(rows, lora)
 
     def _compute(self, rows: tuple[Row, ...], lora: LoraStack | None) -> StepOutput:
+        outputs = [self._compute_part(part, lora) for part in parts_of(rows)]
+        if len(outputs) == 1:
+            return outputs[0]
+        samples = {sample.request_id: sample for output in outputs for sample in output.samples}
+        return StepOutput(
+            samples=tuple(samples[row.request_id] for row in rows if row.sampling is not None),
+            pooled=tuple(pooled for output in outputs for pooled in output.pooled),
+            scores=joined([scores for output in outputs for scores in output.scores]),
+        )
+
+    def _compute_part(self, rows: tuple[Row, ...], lora: LoraStack | None) -> StepOutput:
         token_ids, step, wanted = step_tensors(rows, self._decoder.backend.device)
         logits, states = self._decoder.forward(token_ids, step, wanted, self._kv, lora)
+        logits, scores = score_rows(rows, logits)
         samples = tuple(sample(logits, [row for row in rows if row.sampling is not None]))
-        return StepOutput(samples, pool_rows([row for row in rows if row.pooling is not None], states))
+        return StepOutput(samples, pool_rows([row for row in rows if row.pooling is not None], states), scores)
 
 
 def _silent_adapter(decoder: LanguageModel) -> Adapter:
@@ -100,8 +113,10 @@ def step_tensors(rows: tuple[Row, ...], device: torch.device) -> tuple[Tensor, A
         positions=_tensor([position for row in rows for position in _positions(row)], np.int64, device),
     )
     token_ids = [token_id for row in rows for token_id in row.token_ids]
-    sampled = [end - 1 for row, end in zip(rows, starts[1:], strict=True) if row.sampling is not None]
-    wanted = Wanted(_tensor(sampled, np.int64, device))
+    with_logits = [end - 1 for row, end in zip(rows, starts[1:], strict=True) if row.sampling is not None]
+    if any(row.scoring is not None for row in rows):
+        with_logits = [start + i for row, start in zip(rows, starts, strict=False) for i in tokens_with_logits(row)]
+    wanted = Wanted(_tensor(with_logits, np.int64, device))
     if any(row.pooling is not None for row in rows):
         pooled = [start + i for row, start in zip(rows, starts, strict=False) for i in wanted_tokens(row)]
         wanted = wanted._replace(states=_tensor(pooled, np.int64, device))

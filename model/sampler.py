@@ -120,7 +120,7 @@ def _told(logits: Floats, row: Row, token_id: int, drawn: Drawn | None) -> Sampl
     if params.post_sampling_probs:
         logprob, top = _drawn_logprobs(drawn or _by_chain(logits, row), token_id, params.num_logprobs)
     else:
-        logprob, top = _model_logprobs(logits, token_id, params.num_logprobs)
+        logprob, top = model_logprobs(logits, token_id, params.num_logprobs)
     return Sample(row.request_id, token_id, logprob, top, state)
 
 
@@ -163,8 +163,8 @@ def _checked(chosen: int, adjusted: Floats, logits: Floats, row: Row) -> int:
     return chosen
 
 
-def _model_logprobs(logits: Floats, token_id: int, count: int) -> tuple[float, tuple[TokenLogprob, ...]]:
-    """Return the log-probabilities, under the model, of a token and of the most likely ones."""
+def model_logprobs(logits: Floats, token_id: int, count: int) -> tuple[float, tuple[TokenLogprob, ...]]:
+    """Return the log-probabilities, under the model, of a token and of the most likely ones, given logits (V,)."""
     top_ids = _most_likely(logits, min(count, logits.size))
     largest = float(logits.max())
     log_mass = largest + math.log(mass(logits, largest))

@@ -182,6 +182,16 @@ class Pooling(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Scoring:
+    """Tokens of a prompt whose log-probabilities are wanted: those that follow a row's first tokens, one each."""
+
+    token_ids: tuple[int, ...]
+    """At least one. The row's last token has none to score where it is the prompt's."""
+    num_logprobs: int
+    """How many of the most likely tokens at its place each is to be listed with."""
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One request's share of a step: consecutive tokens to compute, the KV blocks they live in, and what to sample."""
 
@@ -207,6 +217,8 @@ class Row:
     """How the hidden states of its tokens are wanted; None: they are not, which is so of every row that samples."""
     pooled: bytes = b""
     """What the request's rows before have left for this one; empty at the first, and where computing begins again."""
+    scoring: Scoring | None = None
+    """Whose log-probabilities are wanted; None: nobody's."""
 
     @property
     def end(self) -> int:
@@ -264,6 +276,17 @@ class Pooled:
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """The log-probabilities, under the model, of the prompt's tokens after position `start`: what a row's scoring came
+    to."""
+
+    request_id: int
+    start: int
+    """Of the row."""
+    tokens: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RowFault:
     """A row for which no token can be chosen. Its request ends; the other rows of the batch are unharmed."""
 
@@ -282,3 +305,5 @@ class StepOutput:
     samples: tuple[Sample | RowFault, ...]
     pooled: tuple[Pooled, ...] = ()
     """One for each row that has `pooling`, in the order of the rows."""
+    scores: tuple[Scores, ...] = ()
+    """One for each row that has `scoring`, in the order of the rows."""

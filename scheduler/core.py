@@ -86,7 +86,7 @@ class Scheduler:
     def add(self, request: Request, now: float) -> None:
         """Accept a request. Raises a `Refusal`, and changes nothing, where it cannot be served or the queue is full."""
         assert request.request_id not in self._requests, f"request id {request.request_id} is in use"
-        assert request.max_new_tokens >= 1 or request.pooling is not None
+        assert request.max_new_tokens >= 0
         self.check(request)
         num_free_slots = self.limits.num_slots - len(self.running)
         if len(self.queue) >= self.limits.max_waiting + num_free_slots:
@@ -155,6 +155,9 @@ class Scheduler:
         for pooled in output.pooled:
             if pooled.request_id in self._requests:
                 self._requests[pooled.request_id].pooled = pooled.content
+        for scores in output.scores:
+            if scores.request_id in self._requests:
+                self._requests[scores.request_id].take_scores(scores)
         for key, (num_prompt, num_sampled) in account.service.items():
             self.queue.served(key, num_prompt, num_sampled, now)
         samples = iter(output.samples)
@@ -360,8 +363,8 @@ class Scheduler:
             self.turns.join(request)
         self.kv.register(request)
         self._note_progress(request, now)
-        if request.pooling is not None and request.num_uncomputed == 0:
-            self._finish(request, FinishReason.EMBEDDED, now)
+        if request.is_computed:
+            self._finish(request, FinishReason.LIMIT if request.pooling is None else FinishReason.EMBEDDED, now)
         if sample is None:
             return
         assert sample.request_id == request.request_id

@@ -83,7 +83,7 @@ def _check_progress(scheduler: "Scheduler", request: Request) -> None:
     assert request.key == cohort_key(request.key), "key is not canonical"
     _check_activations(request)
     assert 1 <= request.num_uncomputed <= request.num_tokens
-    assert len(request.output) < request.max_new_tokens or request.pooling is not None
+    assert len(request.output) < max(request.max_new_tokens, 1)
     assert request.num_tokens < scheduler.limits.max_context
     assert request.num_computed <= len(request.blocks) * BLOCK_SIZE
     assert request.num_registered == request.num_computed // BLOCK_SIZE

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from scheduler.batch import Pooling, Row, SamplingParams, TokenFilter
+from scheduler.batch import Pooling, Row, Sample, SamplingParams, Scores, Scoring, TokenFilter
 from scheduler.cohort import Activations, CohortKey, key_at, next_switch
 from scheduler.context_shift import ContextShift, shifted
 from scheduler.events import Admitted, Finished, FinishReason
@@ -36,8 +36,8 @@ _LEGAL = {
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request for tokens, or for an embedding. The caller sets the first block of fields once; the scheduler alone
-    changes the second."""
+    """A request for tokens, or for what its prompt comes to. The caller sets the first block of fields once; the
+    scheduler alone changes the second."""
 
     request_id: int
     """Unique among the requests of a process."""
@@ -46,7 +46,8 @@ class Request:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     max_new_tokens: int
-    """At least 1, or 0 where an embedding is wanted; generation also ends where the context does."""
+    """0 where nothing is wanted but what its prompt comes to, as an embedding; generation also ends where the context
+    does."""
     eog_ids: frozenset[int] = frozenset()
     """Tokens that end generation; such a token is the last one of the output. Empty where they are ignored."""
     min_new_tokens: int = 0
@@ -66,6 +67,9 @@ class Request:
     pooling: Pooling | None = None
     """Its prompt's hidden states are wanted, pooled so, and no token: it ends when the prompt is computed. Each of them
     is needed, but for the last token's alone, and so no KV of earlier requests is used."""
+    prompt_logprobs: int | None = None
+    """The log-probabilities of its prompt's tokens are wanted, from the second on, each with so many of the most likely
+    ones; None: they are not. Until they are there no KV of earlier requests is used."""
 
     state: State = State.WAITING
     output: list[int] = field(default_factory=list)
@@ -73,6 +77,8 @@ class Request:
     """What its samplers remember beside its tokens, as of the last of them."""
     pooled: bytes = b""
     """The hidden states of its computed tokens, pooled; what it asked for when it has ended as EMBEDDED."""
+    prompt_scores: list[Sample] = field(default_factory=list)
+    """The log-probabilities of its prompt's tokens, from the second on, as far as they are there."""
     slot_id: int | None = None
     blocks: list[int] = field(default_factory=list)
     num_computed: int = 0
@@ -140,7 +146,16 @@ class Request:
     @property
     def can_reuse_prefix(self) -> bool:
         """Whether it can do without computing tokens whose KV is there."""
-        return self.reuse_prefix and self.pooling in (None, Pooling.LAST)
+        return self.reuse_prefix and self.pooling in (None, Pooling.LAST) and not self._lacks_scores
+
+    @property
+    def _lacks_scores(self) -> bool:
+        return self.prompt_logprobs is not None and len(self.prompt_scores) < len(self.prompt) - 1
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether it is done without a token."""
+        return self.max_new_tokens == 0 and self.num_uncomputed == 0
 
     @property
     def is_decoding(self) -> bool:
@@ -193,7 +208,7 @@ class Request:
     def prefill_row(self, count: int) -> Row:
         """Its share of a step that computes its next `count` tokens; it samples where they are its last."""
         assert not self.is_decoding
-        samples = count == self.num_uncomputed and self.pooling is None
+        samples = count == self.num_uncomputed and self.max_new_tokens > 0
         return Row(
             request_id=self.request_id,
             token_ids=self.tokens(self.num_computed, self.num_computed + count),
@@ -205,8 +220,19 @@ class Request:
             token_filter=self.token_filter,
             pooling=self.pooling,
             pooled=self.pooled if self.num_computed else b"",
+            scoring=self._scoring(count),
             num_dropped=self.num_dropped,
         )
+
+    def _scoring(self, count: int) -> Scoring | None:
+        if self.prompt_logprobs is None or not self._lacks_scores:
+            return None
+        following = self.prompt[self.num_computed + 1 : self.num_computed + count + 1]
+        return Scoring(following, self.prompt_logprobs) if following else None
+
+    def take_scores(self, scores: Scores) -> None:
+        """Keep what a row's scoring came to, in place of what came of the same tokens before a preemption."""
+        self.prompt_scores[scores.start :] = scores.tokens
 
     def decode_row(self) -> Row:
         """Its share of a step that computes its newest sampled token, which is all that it has to compute."""

@@ -159,6 +159,7 @@ async def make_choices(
                 max_new_tokens=max_new_tokens,
                 eog_ids=eog_ids,
                 min_new_tokens=body.min_tokens,
+                prompt_logprobs=body.num_prompt_logprobs,
                 slot_id_wanted=None if body.id_slot < 0 else body.id_slot % num_slots,
                 reuse_prefix=body.cache_prompt,
                 reports_progress=body.stream and body.return_progress,
@@ -195,7 +196,7 @@ def _max_new_tokens(engine: Engine, body: GenerationBody) -> int:
     wanted = engine.settings.n_predict if body.n_predict is None else body.n_predict
     if wanted < 0:  # a context is a limit, and where it is shifted the one that the model was trained for
         return engine.model.n_ctx_train if engine.settings.context_shift else engine.model.n_ctx
-    return max(wanted, 1)  # llama-server generates one token where 0 are asked for
+    return max(wanted, body.min_new_tokens)
 
 
 def _shift(engine: Engine, body: GenerationBody, tokenizer: Tokenizer, prompt: tuple[int, ...]) -> ContextShift | None:

@@ -205,7 +205,12 @@ def _token(tokenizer: Tokenizer, token_id: int, logprob: float, is_post_sampling
     token: Json = {"id": token_id, "token": piece.decode("utf-8", errors="replace"), "bytes": list(piece)}
     if is_post_sampling:
         return token | {"prob": math.exp(logprob)}
-    return token | {"logprob": max(logprob, _LOWEST_LOGPROB)}
+    return token | {"logprob": finite(logprob)}
+
+
+def finite(logprob: float) -> float:
+    """Return a log-probability as JSON can hold it."""
+    return max(logprob, _LOWEST_LOGPROB)
 
 
 def generation_settings(body: GenerationBody, transcript: Transcript) -> Json:

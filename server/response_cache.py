@@ -36,6 +36,7 @@ class AnswerKey:
     min_new_tokens: int
     eog_ids: frozenset[int]
     shift: ContextShift | None
+    prompt_logprobs: int | None
     rules: TextRules
     tokenizer: str
     """Its digest: it says where the text reaches a stop string."""
@@ -47,6 +48,7 @@ class StoredAnswer:
 
     samples: tuple[Sample, ...]
     reason: FinishReason
+    prompt_scores: tuple[Sample, ...] = ()
 
 
 def is_deterministic(request: Request, *, is_seeded: bool, has_time_limit: bool) -> bool:
@@ -65,6 +67,7 @@ def answer_key(request: Request, rules: TextRules, tokenizer: Tokenizer) -> Answ
         min_new_tokens=request.min_new_tokens,
         eog_ids=request.eog_ids,
         shift=request.shift,
+        prompt_logprobs=request.prompt_logprobs,
         rules=rules,
         tokenizer=tokenizer.digest,
     )
@@ -110,12 +113,13 @@ class ResponseCache:
 
 
 def _num_bytes(key: AnswerKey, answer: StoredAnswer) -> int:
-    num_logprobs = sum(len(sample.top_logprobs) for sample in answer.samples)
+    samples = answer.prompt_scores + answer.samples
+    num_logprobs = sum(len(sample.top_logprobs) for sample in samples)
     num_characters = sum(map(len, key.rules.stop))
     num_tokens = len(key.prompt) + len(key.eog_ids) + 4 * len(key.sampling.logit_bias)
     return (
         _TOKEN_BYTES * num_tokens
-        + _SAMPLE_BYTES * (len(answer.samples) + 8)
+        + _SAMPLE_BYTES * (len(samples) + 8)
         + _LOGPROB_BYTES * num_logprobs
         + 4 * num_characters
     )
@@ -128,6 +132,7 @@ def replay(request: Request, answer: StoredAnswer, now: float) -> TokenStream:
     """
     request.arrived_s = request.admitted_s = request.last_token_s = now
     request.num_cached = len(request.prompt)
+    request.prompt_scores += answer.prompt_scores
     stream = TokenStream(request)
     for index, sample in enumerate(answer.samples):
         own = replace(sample, request_id=request.request_id)

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 MAX_LOGPROBS = 1000
 """A bound, so that one request cannot make every step sort and send the whole vocabulary."""
+MAX_PROMPT_LOGPROBS = 20
+"""The same of a prompt, whose tokens all come at once."""
 MAX_PENALTY = 1e6
 """Larger ones overflow the logits, which would fail the whole step."""
 MAX_VALUES = 2**20
@@ -126,6 +128,16 @@ class GenerationBody(ListFields, SamplerFields, ConstraintFields, ABC):
     def num_logprobs(self) -> int | None:
         """How many alternatives each token is to be listed with; None: no log-probabilities at all."""
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same of the prompt's tokens."""
+        return None
+
+    @property
+    def min_new_tokens(self) -> int:
+        """How many tokens are generated at least where none is asked for: one, as in llama-server."""
+        return 1
+
 
 class CompletionBody(GenerationBody):
     """The body of /completion and /v1/completions."""
@@ -136,12 +148,28 @@ class CompletionBody(GenerationBody):
     echo: Flag = False
     suffix: Text = ""
     """Of /v1/completions: what follows the text that is to be filled in."""
-    n_probs: Annotated[int, whole(0, MAX_LOGPROBS)] = Field(0, validation_alias=AliasChoices("n_probs", "logprobs"))
+    n_probs: Annotated[int, whole(0, MAX_LOGPROBS)] = 0
+    logprobs: Annotated[int, whole(0, MAX_LOGPROBS)] | None = None
 
     @property
     def num_logprobs(self) -> int | None:
-        """`n_probs`, where 0 means none."""
-        return self.n_probs or None
+        """`n_probs`, where 0 means none; else `logprobs`, where 0 means those of the tokens that come and no others."""
+        return self.n_probs or self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """`logprobs`, where the text begins with the prompt. Raises FieldInvalid where that is too many."""
+        if not self.echo or self.logprobs is None:
+            return None
+        if self.logprobs > MAX_PROMPT_LOGPROBS:
+            message = f"must be at most {MAX_PROMPT_LOGPROBS} together with echo, but got {self.logprobs}"
+            raise FieldInvalid("logprobs", message)
+        return self.logprobs
+
+    @property
+    def min_new_tokens(self) -> int:
+        """None, as in OpenAI's API, where the text is not empty for all that."""
+        return 0 if self.echo else 1
 
 
 class ChatFields(ListFields):

@@ -153,7 +153,8 @@ class Answer:
             case _:
                 is_whole = False
         if key is not None and transcript.reason is not None and is_whole:
-            self.engine.responses.put(key, StoredAnswer(tuple(transcript.received), transcript.reason))
+            answer = StoredAnswer(tuple(transcript.received), transcript.reason, tuple(request.prompt_scores))
+            self.engine.responses.put(key, answer)
 
     def _key_of(self, choice: Choice) -> AnswerKey | None:
         """Return what an answer is stored under; None where it is not to be stored."""
@@ -202,7 +203,16 @@ class Answer:
     ) -> None:
         while not all(transcript.is_complete for transcript in transcripts):
             await arrivals.take()
-        await JsonResponse(self.dialect.whole(transcripts))(scope, receive, send)
+        response = await self._render(transcripts)
+        await response(scope, receive, send)
+
+    async def _render(self, transcripts: Sequence[Transcript]) -> JsonResponse:
+        def render() -> JsonResponse:
+            return JsonResponse(self.dialect.whole(transcripts))
+
+        # A long prompt with all its log-probabilities is much to write, and would delay everybody's tokens.
+        has_scores = any(transcript.request.prompt_scores for transcript in transcripts)
+        return await asyncio.to_thread(render) if has_scores else render()
 
     async def _send_stream(self, transcripts: Sequence[Transcript], arrivals: "Arrivals", send: Send) -> None:
         headers = [

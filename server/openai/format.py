@@ -18,6 +18,8 @@ from server.engine import Engine
 from server.errors import GenerationFailed, dump_json, error_body
 from server.native_format import NativeDialect, probability, progress_timings, prompt_progress, timings
 from server.openai.replies import ChoiceReader, delta_of, message_of
+from server.openai.token_lists import TokenLists, joined
+from server.openapi.generated_answers import LogprobLists
 from server.replies.parts import Reply
 from server.replies.reply import ReplyForm, ReplyReader, read_reply
 from server.replies.transcript import Piece, Progress, Transcript
@@ -39,6 +41,8 @@ class OpenAIDialect:
     echoes: Sequence[str] = ()
     """The prompts, where answers begin with them."""
     reply_form: ReplyForm | None = None
+    has_token_lists: bool = False
+    """Whether log-probabilities are also in OpenAI's form for texts."""
     end_of_stream: bytes = DONE
     answer_id: str = field(default_factory=lambda: "chatcmpl-" + secrets.token_hex(16))
     created_s: int = field(default_factory=lambda: int(time.time()))
@@ -46,13 +50,16 @@ class OpenAIDialect:
     """What stands before and after the text of each choice's chunks, where nothing else in them changes."""
     _readers: dict[int, ChoiceReader] = field(default_factory=dict)
     """Of each choice, where there is a form."""
+    _token_lists: dict[int, TokenLists] = field(default_factory=dict)
+    """Of each choice of a stream, where they are wanted and it has begun."""
 
     def opening(self, transcript: Transcript) -> list[Json]:
         """In chat the role comes first, in text the prompt where it is echoed."""
         if self.form == "text":
             echo = self._echo(transcript)
-            return [self._chunk(transcript, {"text": echo}, None, [])] if echo else []
-        return [self._chunk(transcript, {"role": "assistant", "content": None}, None, [])]
+            is_later = transcript.request.prompt_logprobs is not None
+            return [self._chunk(transcript, {"text": echo})] if echo and not is_later else []
+        return [self._chunk(transcript, {"role": "assistant", "content": None})]
 
     def partial(self, transcript: Transcript, piece: Piece) -> bytes:
         """One chunk a piece of text, of what is certain of it by now, or of progress."""
@@ -63,11 +70,11 @@ class OpenAIDialect:
             return frame(self._progress_chunk(transcript, piece.progress))
         if self.reply_form is not None:
             return self._read_piece(self.reply_form, transcript, piece)
+        if self._has_more_than_text:
+            return b"".join(map(frame, self._full_chunks(transcript, piece)))
         if not piece.text:
             return b""
-        if self._has_more_than_text:
-            return frame(self._full_chunk(transcript, piece, self._delta(piece.text)))
-        chunk = self._chunk(transcript, self._delta(""), None, [])
+        chunk = self._chunk(transcript, self._delta(""))
         before, _, after = frame(chunk).partition(b'""')  # the first empty string is the text
         self._around_text[transcript.choice.index] = before, after
         return before + dump_json(piece.text) + after
@@ -87,7 +94,7 @@ class OpenAIDialect:
 
     def _progress_chunk(self, transcript: Transcript, progress: Progress) -> Json:
         delta: Json = {"text": ""} if self.form == "text" else {"role": "assistant", "content": None}
-        chunk = self._chunk(transcript, delta, None, []) | {"prompt_progress": prompt_progress(progress)}
+        chunk = self._chunk(transcript, delta) | {"prompt_progress": prompt_progress(progress)}
         return chunk | {"timings": progress_timings(progress)} if self.body.timings_per_token else chunk
 
     def _echo(self, transcript: Transcript) -> str:
@@ -109,8 +116,17 @@ class OpenAIDialect:
     def _choice_reader(self, form: ReplyForm, transcript: Transcript) -> ChoiceReader:
         return self._readers.setdefault(transcript.choice.index, ChoiceReader(ReplyReader(form)))
 
+    def _full_chunks(self, transcript: Transcript, piece: Piece) -> list[Json]:
+        echo = self._scored_echo(transcript) if self.has_token_lists else []
+        is_empty = not piece.text and not self._is_counted(piece.samples)
+        return echo if is_empty else [*echo, self._full_chunk(transcript, piece, self._delta(piece.text))]
+
+    def _is_counted(self, samples: Sequence[Sample]) -> bool:
+        """Whether tokens say something though they have no text, as one that ends an answer."""
+        return bool(samples) and self.body.num_logprobs is not None
+
     def _full_chunk(self, transcript: Transcript, piece: Piece, delta: Json) -> Json:
-        chunk = self._chunk(transcript, delta, None, piece.samples)
+        chunk = self._chunk(transcript, delta, logprobs=self._next_logprobs(transcript, piece.samples))
         if self._is_verbose and self.form == "text":
             chunk["__verbose"] = self._native().piece(transcript, piece)
         if self.body.stream_options.continuous_usage_stats:
@@ -126,14 +142,17 @@ class OpenAIDialect:
         """The chunk with the reason, and no text; before it, what of the reply was held back."""
         delta: Json = {} if self.form == "chat" else {"text": ""}
         if self.reply_form is None:
-            return [self._last_chunk(transcript, delta, finish_reason(transcript))]
+            echo = self._scored_echo(transcript) if self.has_token_lists else []
+            return [*echo, self._last_chunk(transcript, delta, finish_reason(transcript))]
         choice = self._choice_reader(self.reply_form, transcript)
         rest = delta_of(choice.reader.flush())
-        held = [self._chunk(transcript, rest, None, choice.samples)] if rest else []
+        logprobs = self._next_logprobs(transcript, choice.samples)
+        is_empty = not rest and not self._is_counted(choice.samples)
+        held = [] if is_empty else [self._chunk(transcript, rest, logprobs=logprobs)]
         return [*held, self._last_chunk(transcript, delta, finish_reason(transcript, choice.reader.reply))]
 
     def _last_chunk(self, transcript: Transcript, delta: Json, reason: str) -> Json:
-        chunk = self._chunk(transcript, delta, reason, [])
+        chunk = self._chunk(transcript, delta, reason)
         if self._is_verbose:
             chunk["__verbose"] = self._native().result(transcript, is_stream=True)
         if self.body.stream_options.continuous_usage_stats:
@@ -165,8 +184,10 @@ class OpenAIDialect:
         return {**envelope, "usage": usage(transcripts), "id": answer_id, **verbose, "timings": timings(given[0])}
 
     def _choice(self, transcript: Transcript) -> Json:
-        logprobs = self._logprobs(transcript.samples)
         index = transcript.choice.index
+        logprobs = self._logprobs(transcript.samples)
+        if logprobs is not None and self.has_token_lists:
+            logprobs |= self._whole_lists(transcript)
         if self.form == "text":
             reason, text = finish_reason(transcript), self._echo(transcript) + transcript.text
             return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
@@ -175,8 +196,9 @@ class OpenAIDialect:
         choice: Json = {"finish_reason": reason, "index": index, "message": message_of(reply)}
         return choice | {"logprobs": logprobs} if logprobs is not None else choice
 
-    def _chunk(self, transcript: Transcript, delta: Json, reason: str | None, samples: Sequence[Sample]) -> Json:
-        logprobs = self._logprobs(samples) if samples else None
+    def _chunk(
+        self, transcript: Transcript, delta: Json, reason: str | None = None, logprobs: Json | None = None
+    ) -> Json:
         index = transcript.choice.index
         if self.form == "text":
             choice: Json = {**delta, "index": index, "logprobs": logprobs, "finish_reason": reason}
@@ -198,6 +220,31 @@ class OpenAIDialect:
             "object": kind,
             "id": self.answer_id,
         }
+
+    def _whole_lists(self, transcript: Transcript) -> LogprobLists:
+        lists = TokenLists(transcript.choice, self._echo(transcript))
+        generated = lists.of_generated(transcript.samples)
+        request = transcript.request
+        return generated if request.prompt_logprobs is None else joined(lists.of_prompt(request), generated)
+
+    def _scored_echo(self, transcript: Transcript) -> list[Json]:
+        """Begin the lists of a choice; the chunk of its prompt, where that has log-probabilities."""
+        index = transcript.choice.index
+        if index in self._token_lists:
+            return []
+        echo = self._echo(transcript)
+        lists = self._token_lists[index] = TokenLists(transcript.choice, echo)
+        if transcript.request.prompt_logprobs is None:
+            return []
+        logprobs: Json = {"content": [], **lists.of_prompt(transcript.request)}
+        return [self._chunk(transcript, {"text": echo}, logprobs=logprobs)]
+
+    def _next_logprobs(self, transcript: Transcript, samples: Sequence[Sample]) -> Json | None:
+        """Return those of the tokens that come next in a stream."""
+        logprobs = self._logprobs(samples) if samples else None
+        if logprobs is not None and self.has_token_lists:
+            logprobs |= self._token_lists[transcript.choice.index].of_generated(samples)
+        return logprobs
 
     def _logprobs(self, samples: Sequence[Sample]) -> Json | None:
         if self.body.num_logprobs is None:

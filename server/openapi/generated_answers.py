@@ -127,6 +127,24 @@ class Logprobs(TypedDict):
     content: list[TokenLogprob] | list[TokenProb]
 
 
+class LogprobLists(TypedDict):
+    """Tokens as parallel lists; the first of a prompt has no log-probability."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class TextLogprobs(Logprobs):
+    """The tokens of a text; where `logprobs` asked for them also in OpenAI's lists, which an echoed prompt is in."""
+
+    tokens: NotRequired[list[str]]
+    token_logprobs: NotRequired[list[float | None]]
+    top_logprobs: NotRequired[list[dict[str, float] | None]]
+    text_offset: NotRequired[list[int]]
+
+
 Verbose = TypedDict("Verbose", {"__verbose": NotRequired[CompletionAnswer | CompletionPiece]})
 """The same in the native form, for `verbose`."""
 
@@ -145,7 +163,7 @@ class TextChoice(TypedDict):
 
     text: str
     index: int
-    logprobs: Logprobs | None
+    logprobs: TextLogprobs | None
     finish_reason: FinishReason | None
 
 

@@ -101,6 +101,8 @@ class Transcript:
         """Take the end of the request; return the rest of the text and the tokens that were not shown yet, None
         where there is neither.
         """
+        if event.reason is FinishReason.LIMIT and not self.received:  # no token was wanted
+            self.first_token_s = self.last_token_s = event.now
         return self._complete("", event.reason)
 
     def _text_of(self, token_id: int) -> str:
@@ -172,9 +174,9 @@ class Transcript:
 
     @property
     def prompt_ms(self) -> float:
-        """From the first admission to the first token, so without the time in the queue."""
+        """From the first admission to the first token, or the end without any, so without the time in the queue."""
         started_s = self.request.admitted_s
-        return 1000 * max(self.first_token_s - started_s, 0.0) if started_s is not None and self.received else 0.0
+        return 0.0 if started_s is None else 1000 * max(self.first_token_s - started_s, 0.0)
 
     @property
     def generation_ms(self) -> float:

@@ -20,14 +20,15 @@ async def completions(request: Request) -> Answer:
     engine = engine_of(request)
     body = await read_body(request, CompletionBody, engine.unknown_fields)
     _refuse_native_fields(body)
-    if body.echo and body.num_logprobs is not None:
-        raise FieldInvalid("echo", "is not supported together with logprobs: those of a prompt are not computed")
+    if body.suffix and body.num_prompt_logprobs is not None:
+        raise FieldInvalid("echo", "is not supported together with logprobs and suffix: the prompt has other tokens")
     async with list_for_openai_answer(request, engine, body) as served:
         prompts = read_prompts(body.prompt)
         asked = await fill_in(engine, body, served.tokenizer, prompts) if body.suffix else prompts
         choices = await make_choices(engine, body, served, asked)
         echoes = [prompt_text(served.tokenizer, prompt) for prompt in prompts] if body.echo else []
-        return Answer(engine, choices, body, OpenAIDialect(engine, body, served, "text", echoes))
+        dialect = OpenAIDialect(engine, body, served, "text", echoes, has_token_lists=body.logprobs is not None)
+        return Answer(engine, choices, body, dialect)
 
 
 async def chat_completions(request: Request) -> Answer:

@@ -59,6 +59,13 @@ def a_chat_is_streamed_with_usage() -> None:
 def texts_are_completed_with_logprobs() -> None:
     answer = CLIENT.completions.create(model="smollm2", prompt="The capital of France is", max_tokens=4, temperature=0)
     assert "Paris" in answer.choices[0].text
+    scored = CLIENT.completions.create(
+        model="smollm2", prompt="The capital of France is Paris", max_tokens=0, echo=True, logprobs=1, temperature=0
+    )
+    assert scored.choices[0].text == "The capital of France is Paris"
+    assert scored.choices[0].logprobs is not None
+    assert scored.choices[0].logprobs.token_logprobs is not None
+    assert scored.choices[0].logprobs.token_logprobs[-1] > -3
     chat = CLIENT.chat.completions.create(
         model="smollm2", messages=[{"role": "user", "content": "Hi"}], max_tokens=3, logprobs=True, top_logprobs=2
     )

@@ -131,6 +131,7 @@ DOCUMENTED = (
     Documented(
         "text stream", "*.usage", "missing", "llama-server always adds it to the last chunk of a text completion"
     ),
+    Documented("text logprobs", "choices.*.logprobs.*", "added", "answers in OpenAI's lists too"),
     Documented("text stream with usage", "*", "missing length type", "Usage in a stream is a last chunk with empty"),
     Documented("detokenize", "prompt", "added", "`/detokenize` also answers with `prompt`"),
     Documented("unknown path", "error", "order", "Fields of every error come in the order"),

@@ -33,6 +33,7 @@ def make_request(
     activations: Activations = (),
     pooling: Pooling | None = None,
     shift: ContextShift | None = None,
+    prompt_logprobs: int | None = None,
 ) -> Request:
     return Request(
         request_id=request_id,
@@ -46,6 +47,7 @@ def make_request(
         activations=activations,
         pooling=pooling,
         shift=shift,
+        prompt_logprobs=prompt_logprobs,
     )
 
 

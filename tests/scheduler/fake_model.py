@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from zlib import crc32
 
-from scheduler.batch import BLOCK_SIZE, Batch, Pooled, Pooling, Row, Sample, StepOutput
+from scheduler.batch import BLOCK_SIZE, Batch, Pooled, Pooling, Row, Sample, Scores, StepOutput
 from scheduler.cohort import CacheSeed, cache_seed
 from scheduler.request import Request
 
@@ -33,6 +33,7 @@ class FakeModel:
         self._cells: dict[tuple[int, int], Cell] = {}
         self._contexts: dict[int, list[Cell]] = {}
         """For each request the cell at every position of its context: what it must read as."""
+        self._scores: dict[int, tuple[Sample, ...]] = {}
         self._requests: dict[int, Request] = {}
         self._num_dropped: dict[int, int] = {}
 
@@ -41,6 +42,8 @@ class FakeModel:
         self._requests[request.request_id] = request
         self._num_dropped[request.request_id] = 0
         self._begin(request, list(enumerate(request.prompt)))
+        chains = [cell.chain for cell in self._contexts[request.request_id]]
+        self._scores[request.request_id] = scored(request.request_id, request.prompt[1:], chains[:-1])
 
     def _begin(self, request: Request, tokens: Sequence[tuple[int, int]]) -> None:
         """Let a request's context be `tokens`: of each its number among all that it has had, and its id."""
@@ -77,7 +80,8 @@ class FakeModel:
         for row in batch.rows:
             self._check_context(row, seed)
         samples = tuple(self._sample(row, seed) for row in batch.rows if row.sampling is not None)
-        return StepOutput(samples, tuple(self._pool(row) for row in batch.rows if row.pooling is not None))
+        pooled = tuple(self._pool(row) for row in batch.rows if row.pooling is not None)
+        return StepOutput(samples, pooled, tuple(self._score(row) for row in batch.rows if row.scoring is not None))
 
     def _cell_at(self, row: Row, position: int) -> Cell | None:
         return self._cells.get((row.block_table[position // BLOCK_SIZE], position % BLOCK_SIZE))
@@ -98,7 +102,8 @@ class FakeModel:
             expected = context[position]
             assert self._cell_at(row, position) == expected, f"request {row.request_id} reads foreign KV at {position}"
         is_end = row.end == len(context)
-        assert (row.sampling is not None) == (is_end and row.pooling is None), "samples just where the context ends"
+        wants_token = self._requests[row.request_id].max_new_tokens > 0
+        assert (row.sampling is not None) == (is_end and wants_token), "samples just where the context ends"
 
     def _pool(self, row: Row) -> Pooled:
         cells = [self._cell_at(row, position) for position in range(row.start, row.end)]
@@ -111,6 +116,18 @@ class FakeModel:
         """What a request for an embedding is to end with."""
         chains = [cell.chain for cell in self._contexts[request.request_id]]
         return pooled_chains(chains[-1:] if request.pooling is Pooling.LAST else chains)
+
+    def _score(self, row: Row) -> Scores:
+        assert row.scoring is not None
+        assert len(row.scoring.token_ids) <= len(row.token_ids)
+        cells = [self._cell_at(row, position) for position in range(row.start, row.end)]
+        chains = [cell.chain for cell in cells if cell is not None]
+        tokens = scored(row.request_id, row.scoring.token_ids, chains[: len(row.scoring.token_ids)])
+        return Scores(row.request_id, row.start, tokens)
+
+    def scores(self, request: Request) -> tuple[Sample, ...]:
+        """What the tokens of a request's prompt are to be scored, all but the first."""
+        return self._scores[request.request_id]
 
     def _sample(self, row: Row, seed: CacheSeed) -> Sample:
         assert row.sampling is not None
@@ -127,6 +144,11 @@ class FakeModel:
 def pooled_chains(chains: list[int]) -> bytes:
     """The labels of positions, as an embedding that tells which they were, and in which order."""
     return b"".join(b"%d," % chain for chain in chains)
+
+
+def scored(request_id: int, token_ids: Sequence[int], chains: Sequence[int]) -> tuple[Sample, ...]:
+    """Tokens, each with the label of the position before it."""
+    return tuple(Sample(request_id, *pair) for pair in zip(token_ids, map(float, chains), strict=True))
 
 
 def _extend(context: list[Cell], seed: CacheSeed, token_id: int) -> Cell:

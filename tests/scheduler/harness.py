@@ -6,10 +6,11 @@ its conclusions from events and batches, so that a scheduler which deceives itse
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from scheduler.batch import BLOCK_SIZE, Batch, Pooling, RowFault, StepOutput
+from scheduler.batch import BLOCK_SIZE, Batch, Pooling, RowFault
 from scheduler.cohort import CohortKey, cache_seed
 from scheduler.core import Scheduler, SchedulerLimits
 from scheduler.errors import PromptEmpty, PromptTooLong, QueueFull, Refusal, SlotUnknown
@@ -143,7 +144,7 @@ class Harness:
         harmed = {fault.request_id for fault in faults} - self.finished.keys()
         ended = set(self.finished)
         outcomes = (*samples[: len(samples) - len(faults)], *faults)
-        self.scheduler.commit(StepOutput(outcomes, output.pooled), self._now)
+        self.scheduler.commit(replace(output, samples=outcomes), self._now)
         self._observe()
         if self.policy == "fair":
             self.lists.computed(batch, self.requests)
@@ -287,6 +288,7 @@ class Harness:
         if request.pooling is not None:
             self._check_embedding(request, event)
             return
+        self._check_scores(request, event)
         alone, reason = answer_alone(request, self.limits.max_context)
         if event.reason in (FinishReason.EOS, FinishReason.LIMIT):
             assert (output, event.reason) == (alone, reason), "another answer than alone (I9)"
@@ -301,6 +303,13 @@ class Harness:
             self.counts["cached start of an embedding"] += event.num_cached > 0
         else:
             assert event.reason not in (FinishReason.EOS, FinishReason.LIMIT)
+
+    def _check_scores(self, request: Request, event: Finished) -> None:
+        scores = () if request.prompt_logprobs is None else self.model.scores(request)
+        assert request.prompt_scores == list(scores[: len(request.prompt_scores)]), "other scores than alone (I9)"
+        if event.reason in (FinishReason.EOS, FinishReason.LIMIT):
+            assert len(request.prompt_scores) == len(scores)
+            self.counts["scored prompt"] += bool(scores)
 
     def _check_batch(self, batch: Batch) -> None:
         """The step serves its whole cohort: all that decode, then prompts, oldest first, as far as the budget goes."""

@@ -51,6 +51,7 @@ def test_validate_notices_a_running_request_without_turns() -> None:
 
 def test_validate_notices_a_request_beyond_its_token_limit() -> None:
     scheduler, request = broken()
-    request.max_new_tokens = 0
+    request.max_new_tokens = 1
+    request.output.append(5)
     with pytest.raises(AssertionError):
         scheduler.validate()

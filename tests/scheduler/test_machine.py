@@ -157,6 +157,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             make_request(self.num_offered, prompt, key=key, pooling=pooling, slot_id_wanted=slot_id_wanted)
         )
 
+    @rule(target=requests, key=st.sampled_from(KEYS), prompt=prompts(), max_new_tokens=st.integers(0, 20))
+    def add_scored(self, key: CohortKey, prompt: tuple[int, ...], max_new_tokens: int) -> int | MultipleResults[int]:
+        return self.offer(
+            make_request(self.num_offered, prompt, key=key, max_new_tokens=max_new_tokens, prompt_logprobs=1)
+        )
+
     def offer(self, request: Request) -> int | MultipleResults[int]:
         self.num_offered += 1
         return request.request_id if self.running.add(request) else multiple()
@@ -253,6 +259,7 @@ def play(seed: int, num_moves: int, policy: PolicyName) -> Harness:
                 slot_id_wanted=choose.choice([None] * 9 + [0, 1, 9]),
                 reuse_prefix=choose.random() < 0.9,
                 shift=choose.choice(SHIFTS),
+                prompt_logprobs=choose.choice([None] * 9 + [1]),
             )
             harness.add(request)
         if harness.requests and choose.random() < 0.03:
@@ -303,6 +310,7 @@ def test_long_games_on_small_pools_keep_every_invariant_and_meet_every_rare_case
         "eos": 20,
         "word": 20,
         "limit": 100,
+        "scored prompt": 20,
         "abort": 20,
         "error": 10,
     }

@@ -15,7 +15,7 @@ from model.infill import NO_FIM, FimTokens
 from model.pooling import add_states, wanted_tokens
 from model.tokenizer import Tokenizer
 from model.vocabulary import Vocabulary, byte_level_piece
-from scheduler.batch import BLOCK_SIZE, Batch, Pooled, Row, RowFault, Sample, StepOutput, TokenLogprob
+from scheduler.batch import BLOCK_SIZE, Batch, Pooled, Row, RowFault, Sample, Scores, StepOutput, TokenLogprob
 from scheduler.cohort import AdapterId, CohortKey, cohort_key
 from scheduler.core import SchedulerLimits
 from scheduler.loop import Executor
@@ -155,7 +155,17 @@ class FakeExecutor:
             error, self.error = self.error, None
             raise error
         samples = tuple(self.sample(batch.key, row) for row in batch.rows if row.sampling is not None)
-        return StepOutput(samples, tuple(self.pool(batch.key, row) for row in batch.rows if row.pooling is not None))
+        pooled = tuple(self.pool(batch.key, row) for row in batch.rows if row.pooling is not None)
+        return StepOutput(samples, pooled, tuple(self.score(row) for row in batch.rows if row.scoring is not None))
+
+    def score(self, row: Row) -> Scores:
+        """Score each token by its place in the prompt; BOS is the most likely one everywhere."""
+        assert row.scoring is not None
+        tokens = []
+        for position, token_id in enumerate(row.scoring.token_ids, row.start + 1):
+            top = (TokenLogprob(BOS, -0.5), TokenLogprob(token_id, -1.0 * position))
+            tokens.append(Sample(row.request_id, token_id, -1.0 * position, top[: row.scoring.num_logprobs]))
+        return Scores(row.request_id, row.start, tuple(tokens))
 
     def pool(self, key: CohortKey, row: Row) -> Pooled:
         """Pool states (token id, position, what the key says first, 1), of four numbers each."""

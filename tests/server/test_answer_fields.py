@@ -79,7 +79,6 @@ def test_echo_begins_the_text_with_the_prompt(client: httpx.Client, prompt: Any,
     ("path", "fields", "message"),
     [
         ("/completion", {}, "is supported by /v1/completions only"),
-        ("/v1/completions", {"logprobs": 1}, "is not supported together with logprobs"),
         ("/v1/chat/completions", {}, "is not supported; only false is accepted, but got true"),
     ],
 )

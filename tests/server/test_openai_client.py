@@ -64,6 +64,17 @@ def test_an_adapters_name_selects_it(openai_client: openai.OpenAI, server: LiveS
     assert answer.choices[0].text == alphabet(key_of(server.engine, [{"id": 1, "scale": 1}], None), 4)
 
 
+def test_a_text_and_its_prompt_are_scored(openai_client: openai.OpenAI, server: LiveServer) -> None:
+    answer = openai_client.completions.create(model="fake", prompt="hi", max_tokens=2, echo=True, logprobs=1)
+    scores = answer.choices[0].logprobs
+    assert scores is not None
+    assert scores.tokens == ["<s>", "h", "i", *expected(server, 2)]
+    assert scores.token_logprobs == [None, -1.0, -2.0, -0.25, -0.25]
+    assert scores.text_offset == [0, 0, 1, 2, 3]
+    assert scores.top_logprobs is not None
+    assert scores.top_logprobs[1] == {"<s>": -0.5, "h": -1.0}
+
+
 def test_errors_are_the_clients_own(openai_client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="lora"):
         openai_client.completions.create(model="fake", prompt="hi", extra_body={"lora": [{"id": 7}]})

@@ -40,6 +40,7 @@ OTHER_VALUES: dict[str, object] = {
     "shift": ContextShift(0, 5),
     "eog_ids": frozenset({257, 258}),
     "activations": (Activation(1, TONE),),
+    "prompt_logprobs": 1,
 }
 IRRELEVANT: dict[str, object] = {
     "request_id": 7,
@@ -116,6 +117,7 @@ asks = st.fixed_dictionaries(
         "temperature": st.sampled_from([0.0, 0.5]),
         "seed": st.integers(0, 1),
         "num_logprobs": st.sampled_from([None, 0, 2]),
+        "prompt_logprobs": st.sampled_from([None, 0, 2]),
         "bias": st.sampled_from([(), ((1, 1.0),)]),
         "max_new_tokens": st.integers(1, 2),
         "eog_ids": st.sampled_from([frozenset(), frozenset({257})]),
@@ -142,6 +144,7 @@ def request_of(ask: dict[str, Any]) -> Request:
         ask["max_new_tokens"],
         ask["eog_ids"],
         slot_id_wanted=ask["slot_id_wanted"],
+        prompt_logprobs=ask["prompt_logprobs"],
         activations=activations,
     )
 
@@ -155,9 +158,8 @@ def meaning(ask: dict[str, Any]) -> object:
         ]
         lists.append(tuple(acting))
     seed = 0 if ask["temperature"] == 0 else ask["seed"]
-    rest = [
-        ask[name] for name in ("prompt", "temperature", "num_logprobs", "bias", "max_new_tokens", "eog_ids", "stop")
-    ]
+    names = ("prompt", "temperature", "num_logprobs", "prompt_logprobs", "bias", "max_new_tokens", "eog_ids", "stop")
+    rest = [ask[name] for name in names]
     return (lists, seed, rest)
 
 

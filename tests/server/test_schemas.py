@@ -84,7 +84,14 @@ def test_a_stop_string_may_stand_alone() -> None:
 
 @pytest.mark.parametrize(
     ("body", "number"),
-    [({}, None), ({"n_probs": 0}, None), ({"n_probs": 3}, 3), ({"logprobs": 2}, 2), ({"n_probs": 1, "logprobs": 2}, 1)],
+    [
+        ({}, None),
+        ({"n_probs": 0}, None),
+        ({"n_probs": 3}, 3),
+        ({"logprobs": 2}, 2),
+        ({"logprobs": 0}, 0),
+        ({"n_probs": 1, "logprobs": 2}, 1),
+    ],
 )
 def test_completions_count_their_logprobs(body: dict[str, object], number: int | None) -> None:
     assert parse(CompletionBody, body).num_logprobs == number
