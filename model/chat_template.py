@@ -92,7 +92,15 @@ class ChatTemplate:
     @cached_property
     def takes_argument_objects(self) -> bool:
         """Whether the arguments of an earlier call are given as an object, which becomes JSON; else as JSON text."""
-        return self._shows('"probed_argument"', [_USER, _calling({"probed_argument": 1})], tools=[_TOOL])
+        conversation = [_USER, _calling({"probed_argument": 1})]
+        is_bare = self._shows("probed_argument", conversation, [_TOOL])  # as JSON has it, or between tags
+        return is_bare and not self._shows("'probed_argument'", conversation, [_TOOL])  # as Python has it
+
+    @cached_property
+    def shows_calls(self) -> bool:
+        """Whether a prompt has the earlier calls of its conversation."""
+        arguments: object = {"a": 1} if self.takes_argument_objects else '{"a": 1}'
+        return self._shows("called", [_USER, _calling(arguments)], tools=[_TOOL])
 
     @cached_property
     def takes_system_messages(self) -> bool:
@@ -132,7 +140,7 @@ def _in_parts(text: str) -> Mapping[str, object]:
     return {"role": "user", "content": [{"type": "text", "text": text}]}
 
 
-def _calling(arguments: Mapping[str, object]) -> Mapping[str, object]:
+def _calling(arguments: object) -> Mapping[str, object]:
     function = {"name": "called", "arguments": arguments}
     return {
         "role": "assistant",

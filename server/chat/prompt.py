@@ -67,7 +67,7 @@ def render_chat(
         may_think=thinks and not begun and tags is not None and not prompt.rstrip().endswith(tags.end),
         keeps_reasoning=_reasoning_format(body, settings) == "deepseek-legacy",
         calls=calls if use.callable else None,
-        tool_names=frozenset(tool.name for tool in use.callable),
+        tools=use.callable,
     )
     is_text = reply.reasoning is None and reply.calls is None
     budget = None if tags is None else _budget(body, settings, tags, is_begun=reply.is_reasoning_begun)

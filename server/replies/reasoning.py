@@ -37,15 +37,20 @@ def is_open(text: str, tags: ReasoningTags) -> bool:
     return text.rfind(tags.start) > text.rfind(tags.end)
 
 
-def unfinished_marker(text: str, markers: Sequence[str]) -> int:
-    """Return the length of the end of `text` that may become one of `markers`, with the white space before it."""
+def unfinished_word(text: str, words: Sequence[str]) -> int:
+    """Return the length of the end of `text` that may become one of `words`."""
     longest = 0
-    for marker in markers:
-        for length in range(min(len(marker) - 1, len(text)), longest, -1):
-            if text.endswith(marker[:length]):
+    for word in words:
+        for length in range(min(len(word) - 1, len(text)), longest, -1):
+            if text.endswith(word[:length]):
                 longest = length
                 break
-    return len(text) - len(text[: len(text) - longest].rstrip())
+    return longest
+
+
+def unfinished_marker(text: str, markers: Sequence[str]) -> int:
+    """Return the length of the end of `text` that may become one of `markers`, with the white space before it."""
+    return len(text) - len(text[: len(text) - unfinished_word(text, markers)].rstrip())
 
 
 class _State(Enum):

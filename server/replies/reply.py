@@ -11,6 +11,7 @@ from model.constraint_thinking import Thinking
 from model.tokenizer import Tokenizer
 from server.replies.parts import Content, Part, Reply, joined
 from server.replies.reasoning import ReasoningReader, ReasoningTags
+from server.tools.fields import Tool
 from server.tools.formats import CallFormat
 from server.tools.parser import ToolCallReader
 
@@ -29,7 +30,7 @@ class ReplyForm:
     """Whether the content has the thinking too, tags included."""
     calls: CallFormat | None = None
     """None: tools cannot be called."""
-    tool_names: frozenset[str] = frozenset()
+    tools: tuple[Tool, ...] = ()
 
     @property
     def thinking(self) -> Thinking | None:
@@ -59,7 +60,7 @@ class ReplyReader:
             self._reasoning = ReasoningReader(
                 form.reasoning, is_begun=form.is_reasoning_begun, keeps_tags=form.keeps_reasoning
             )
-        self._calls = None if form.calls is None else ToolCallReader(form.calls, form.tool_names)
+        self._calls = None if form.calls is None else ToolCallReader(form.calls, form.tools)
 
     def push(self, text: str) -> list[Part]:
         """Take the next piece of text; return the parts that are certain."""

@@ -4,18 +4,16 @@ arguments that fit the tools' schemas.
 Written in llguidance's own language of grammars. A reply may begin with thinking, where the model thinks.
 """
 
-import json
-from collections.abc import Mapping
-
-from model.constraint import ConstraintText, Syntax, schema_with_whitespace
+from model.constraint import ConstraintText, Syntax
 from model.constraint_triggers import Triggers
 from model.tokenizer import Tokenizer
 from server.constraint_fields import WantedConstraint
 from server.replies.reply import ReplyForm
-from server.tools.fields import Tool, ToolUse
-from server.tools.formats import ARGUMENTS_MARK, CallFormat, Layout
+from server.tools.fields import ToolUse
+from server.tools.formats import CallFormat
+from server.tools.notation import literal
 
-_SPACE = r"/[ \n]{0,2}/"
+_SPACE = r"/\n{0,2} {0,4}/"
 
 
 def tool_constraint(form: ReplyForm, use: ToolUse, tokenizer: Tokenizer) -> WantedConstraint | None:
@@ -23,55 +21,39 @@ def tool_constraint(form: ReplyForm, use: ToolUse, tokenizer: Tokenizer) -> Want
     one on; None where nothing shows that one begins.
     """
     calls = form.calls
-    if calls is None or (use.choice != "required" and not calls.opener):
+    if calls is None or (use.choice != "required" and not calls.trigger):
         return None
     shown_ids = form.visible_ids(tokenizer)
     triggers = None
     if use.choice != "required":
-        opener_ids = tokenizer.encode(calls.opener)
-        triggers = Triggers((calls.opener,), tuple(opener_ids) if shown_ids.issuperset(opener_ids) else ())
-    text = "\n".join(f"{name}: {rule}" for name, rule in {"start": "calls", **_call_rules(calls, use)}.items())
+        trigger_ids = tokenizer.encode(calls.trigger)
+        ids = tuple(trigger_ids) if shown_ids.issuperset(trigger_ids) else ()
+        triggers = Triggers((calls.trigger, *calls.bare_openers(use.callable)), ids)
+    text = "\n".join(f"{name}: {rule}" for name, rule in _call_rules(calls, use).items())
     thinking = form.thinking if triggers is None else None
     return WantedConstraint("tools", ConstraintText(Syntax.LARK, text, triggers, shown_ids, thinking))
 
 
 def _call_rules(form: CallFormat, use: ToolUse) -> dict[str, str]:
-    """Return the rule `calls`, and those it is made of, by name."""
+    """Return the rule `start`, and those it is made of, by name."""
     tools = use.callable
-    rules = {"calls": _calls(form, use), "call": " | ".join(f"call_{index}" for index in range(len(tools)))}
+    rules = {"start": _calls(form, use), "call": " | ".join(f"call_{index}" for index in range(len(tools)))}
     for index, tool in enumerate(tools):
-        rules[f"call_{index}"] = _call(form, tool, f"arguments_{index}")
-        rules[f"arguments_{index}"] = f"%json {schema_with_whitespace(json.dumps(_schema(tool)))}"
+        rules |= form.notation.rules(tool, f"call_{index}")
     return {**rules, "space": _SPACE}
 
 
 def _calls(form: CallFormat, use: ToolUse) -> str:
-    opener, closer = json.dumps(form.opener), json.dumps(form.closer)
-    match form.layout:
-        case Layout.ARRAY:
-            more = ' ("," space call)*' if use.is_parallel else ""
-            return f'{opener} space "[" space call{more} space "]"'
-        case Layout.NAMED:
-            one = f"{opener} call"
-        case Layout.OBJECT if form.closer:
-            one = f"{opener} space call space {closer}"
-        case Layout.OBJECT:
-            one = "call"
-    return f"{one} (space {one})*" if use.is_parallel else one
-
-
-def _call(form: CallFormat, tool: Tool, arguments: str) -> str:
-    if form.layout is Layout.NAMED:
-        return f"{json.dumps(tool.name + ARGUMENTS_MARK)} {arguments}"
-    name = json.dumps(json.dumps(tool.name))
-    key = json.dumps(f'"{form.arguments_key}"')
-    call_id = ""
-    if form.call_id_length:
-        call_id = f' ("," space "\\"id\\"" ":" space /"[a-zA-Z0-9]{{{form.call_id_length}}}"/)?'
-    return f'"{{" space "\\"name\\"" ":" space {name} "," space {key} ":" space {arguments}{call_id} space "}}"'
-
-
-def _schema(tool: Tool) -> Mapping[str, object]:
-    """Return the schema of a tool's arguments, which are an object, with no properties but those that it names."""
-    schema = {"type": "object", **tool.parameters}
-    return schema if "properties" not in schema else {"additionalProperties": False, **schema}
+    closer = f"space {literal(form.closer)}" if form.closer else ""
+    opener = f"{literal(form.opener)} space" if form.opener else ""
+    if any(form.around_name):
+        opener = f"({opener})?"
+    one = f"{opener} call {closer}"
+    between = 'space "," space' if form.is_array else "space"
+    calls = f"{one} ({between} {one})*" if use.is_parallel else one
+    if form.is_array:
+        calls = f'"[" space {calls} space "]"'
+    if not form.section_opener:
+        return calls
+    section_closer = f"space {literal(form.section_closer)}" if form.section_closer else ""
+    return f"{literal(form.section_opener)} space {calls} {section_closer}"

@@ -1,80 +1,159 @@
-"""How families of models write a call of a tool in their text, and which of them a chat template belongs to.
+"""How families of models write calls of tools in their text, and which of them a chat template belongs to.
 
 One table. A template that takes no tools, or whose way to call them is not in the table, gets the generic form, which
 `server/tools/prompt.py` explains to the model in words.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from model.chat_template import ChatTemplate
-from server.replies.parts import random_id
-
-
-class Layout(Enum):
-    """What a call looks like."""
-
-    OBJECT = "object"
-    """A JSON object with the name and the arguments."""
-    ARRAY = "array"
-    """Such objects in an array."""
-    NAMED = "named"
-    """The name, a mark, and the arguments as JSON."""
+from server.tools.fields import Tool
+from server.tools.json_object import JsonObject
+from server.tools.named_json import NamedJson
+from server.tools.notation import Notation
+from server.tools.tagged import Tagged
 
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """One family's form. Where `opener` is empty, a call is recognised at the beginning of the reply alone, and only
-    where it names a tool of the request: anything else is text."""
+    """One family's form: a notation, and the words around its calls. Where none of them opens a call, one is recognised
+    at the beginning of the reply alone, and only where it names a tool of the request: anything else is text."""
 
-    opener: str
-    closer: str
-    arguments_key: str
-    layout: Layout = Layout.OBJECT
+    notation: Notation
+    opener: str = ""
+    """Stands before each call."""
+    closer: str = ""
+    section_opener: str = ""
+    """Stands before the first call, and tells that calls come."""
+    section_closer: str = ""
+    is_array: bool = False
+    """Whether calls are written as a JSON array."""
     optional_opener: str = ""
-    """May stand before a call where `opener` is empty."""
+    """May stand before a call where nothing else does."""
+    around_name: tuple[str, str] = ("", "")
+    """Where its opener was left out, a call may begin with the name of a tool between these words."""
     call_id_length: int = 0
     """What templates of this family want; 0: anything."""
+    example: str = ""
+    """A call, as a model is told to write it where its template tells of no tools; empty where that is never so."""
     is_generic: bool = False
+
+    @property
+    def trigger(self) -> str:
+        """The first word of calls; empty where there is none."""
+        return self.section_opener or self.opener
+
+    def bare_openers(self, tools: Iterable[Tool]) -> tuple[str, ...]:
+        """Return the words with which a call of a tool begins where its opener was left out."""
+        before, behind = self.around_name
+        return tuple(before + tool.name + behind for tool in tools) if before else ()
 
     @property
     def markers(self) -> tuple[str, ...]:
         """The words that may be tokens of their own, which a reply usually does not show."""
-        marks = () if self.layout is Layout.OBJECT else (ARGUMENTS_MARK, CALL_ID_MARK)
-        return tuple(word for word in (self.opener, self.closer, self.optional_opener, *marks) if word)
-
-    def new_call_id(self) -> str:
-        """Return an id for a call."""
-        return random_id(self.call_id_length) if self.call_id_length else "call_" + random_id(24)
+        around = (self.section_opener, self.section_closer, self.opener, self.closer, self.optional_opener)
+        return tuple(word for word in (*around, *self.notation.markers) if word)
 
 
-ARGUMENTS_KEYS = ("arguments", "parameters")
-"""What models call the arguments. They mix these up, so both are read everywhere."""
-ARGUMENTS_MARK = "[ARGS]"
-CALL_ID_MARK = "[CALL_ID]"
-"""Mistral's marks in a call of the layout NAMED."""
-
-GENERIC = CallFormat("", "", "arguments", is_generic=True)
-_HERMES = CallFormat("<tool_call>", "</tool_call>", "arguments")
-_LLAMA = CallFormat("", "", "parameters", optional_opener="<|python_tag|>")
-_MISTRAL = CallFormat("[TOOL_CALLS]", "", "arguments", Layout.ARRAY, call_id_length=9)
-_MISTRAL_NAMED = replace(_MISTRAL, layout=Layout.NAMED)
+_NAME = "name of the tool"
+_ARGUMENTS = '{"name of an argument": value}'
+GENERIC = CallFormat(JsonObject(), example=f'{{"name": "{_NAME}", "arguments": {_ARGUMENTS}}}', is_generic=True)
+HERMES = CallFormat(JsonObject(), "<tool_call>", "</tool_call>")
+LLAMA = CallFormat(JsonObject("parameters"), optional_opener="<|python_tag|>")
+MISTRAL = CallFormat(
+    JsonObject(id_key="id", id_length=9), section_opener="[TOOL_CALLS]", is_array=True, call_id_length=9
+)
+MISTRAL_NAMED = CallFormat(NamedJson("[ARGS]", id_mark="[CALL_ID]"), "[TOOL_CALLS]", call_id_length=9)
+_FUNCTION = Tagged("<function=", ">", "<parameter=", ">", "</parameter>", "</function>")
+QWEN_CODER = CallFormat(
+    replace(_FUNCTION, is_padded=True), "<tool_call>", "</tool_call>", around_name=("<function=", ">")
+)
+SEED = CallFormat(_FUNCTION, "<seed:tool_call>", "</seed:tool_call>")
+GLM = CallFormat(
+    Tagged("", "", "<arg_key>", "</arg_key>", "</arg_value>", "</tool_call>", before_value="<arg_value>"), "<tool_call>"
+)
+MINIMAX = CallFormat(
+    Tagged('<invoke name="', '">', '<parameter name="', '">', "</parameter>", "</invoke>"),
+    section_opener="<minimax:tool_call>",
+    section_closer="</minimax:tool_call>",
+)
+_DSML = Tagged(
+    '<｜DSML｜invoke name="',
+    '">',
+    '<｜DSML｜parameter name="',
+    '" string="true">',
+    "</｜DSML｜parameter>",
+    "</｜DSML｜invoke>",
+    json_behind_key='" string="false">',
+)
+DEEPSEEK_3_2 = CallFormat(_DSML, section_opener="<｜DSML｜function_calls>", section_closer="</｜DSML｜function_calls>")
+DEEPSEEK_4 = CallFormat(_DSML, section_opener="<｜DSML｜tool_calls>", section_closer="</｜DSML｜tool_calls>")
+MINICPM = CallFormat(Tagged("", '">', '<param name="', '">', "</param>", "</function>"), '<function name="')
+_DEEPSEEK_WORDS = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+DEEPSEEK = CallFormat(
+    NamedJson("<｜tool▁sep｜>"),
+    *_DEEPSEEK_WORDS,
+    example="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
+    f"{_NAME}<｜tool▁sep｜>{_ARGUMENTS}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+)
+DEEPSEEK_R1 = CallFormat(
+    NamedJson("\n```json\n", "function<｜tool▁sep｜>", "```"),
+    *_DEEPSEEK_WORDS,
+    example="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+    f"{_NAME}\n```json\n{_ARGUMENTS}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+)
+KIMI = CallFormat(
+    NamedJson("<|tool_call_argument_begin|>", is_numbered=True),
+    "<|tool_call_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+)
+FUNCTIONARY = CallFormat(NamedJson(">"), "<function=", "</function>")
+COMMAND_R7B = CallFormat(
+    JsonObject("parameters", "tool_name", "tool_call_id"),
+    section_opener="<|START_ACTION|>",
+    section_closer="<|END_ACTION|>",
+    is_array=True,
+)
+GRANITE = CallFormat(JsonObject(), section_opener="<|tool_call|>", is_array=True)
+NEMOTRON_NANO = CallFormat(JsonObject(), section_opener="<TOOLCALL>", section_closer="</TOOLCALL>", is_array=True)
+APRIEL = CallFormat(JsonObject(), section_opener="<tool_calls>", section_closer="</tool_calls>", is_array=True)
+MINIMAX_M1 = CallFormat(JsonObject(), section_opener="<tool_calls>", section_closer="</tool_calls>")
+GIGACHAT = CallFormat(JsonObject(), "<|function_call|>")
 
 _SIGNS: Mapping[tuple[str, ...], CallFormat] = {
-    ("[TOOL_CALLS]", "[ARGS]"): _MISTRAL_NAMED,
-    ("[TOOL_CALLS]",): _MISTRAL,
-    ("<tool_call>", "arguments"): _HERMES,
-    ("<|start_header_id|>ipython<|end_header_id|>", '"parameters"'): _LLAMA,
+    ("[TOOL_CALLS]", "[ARGS]"): MISTRAL_NAMED,
+    ("[TOOL_CALLS]",): MISTRAL,
+    ("<tool_call>", "<arg_key>", "<arg_value>"): GLM,
+    ("<seed:tool_call>", "<function=", "<parameter="): SEED,
+    ("<tool_call>", "<function=", "<parameter="): QWEN_CODER,
+    ("<minimax:tool_call>", "<invoke name="): MINIMAX,
+    ("｜DSML｜", "function_calls"): DEEPSEEK_3_2,
+    ("｜DSML｜", "tool_calls"): DEEPSEEK_4,
+    ("<｜tool▁calls▁begin｜>", "```json"): DEEPSEEK_R1,
+    ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"): DEEPSEEK,
+    ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"): KIMI,
+    ("<|START_ACTION|>", "tool_name"): COMMAND_R7B,
+    ('<function name="', '<param name="'): MINICPM,
+    ("<|tool_call|>",): GRANITE,
+    ("<TOOLCALL>",): NEMOTRON_NANO,
+    ("<|function_call|>",): GIGACHAT,
+    ("<tool_calls>", "<beginning_of_sentence>"): MINIMAX_M1,
+    ("<tool_calls>", '"arguments"'): APRIEL,
+    ("<function=", "</function>", "<|start_header_id|>"): FUNCTIONARY,
+    ("<tool_call>", "<function="): GENERIC,  # forms that nobody here reads, and that share a word with Hermes'
+    ("<tool_call>", "<invoke name="): GENERIC,
+    ("<tool_call>", "arguments"): HERMES,
+    ("<|start_header_id|>ipython<|end_header_id|>", '"parameters"'): LLAMA,
 }
 """The words that templates of a family contain; the first whose words are all there."""
-_OTHER_FORMS = ("<function=", "<arg_key>", "<invoke name=")
-"""Words of families whose calls are no JSON, and which share a marker with one that is in the table."""
 
 
 def format_of(template: ChatTemplate) -> CallFormat:
     """Return the form in which the template's model writes calls."""
     source = template.tool_use_source or template.source
-    if not template.describes_tools or any(word in source for word in _OTHER_FORMS):
-        return GENERIC
-    return next((form for signs, form in _SIGNS.items() if all(sign in source for sign in signs)), GENERIC)
+    form = next((form for signs, form in _SIGNS.items() if all(sign in source for sign in signs)), GENERIC)
+    is_known = template.describes_tools or (form.example and template.shows_calls)
+    return form if is_known else GENERIC

@@ -1,7 +1,8 @@
 """How tools get into a prompt: by the chat template where it knows them, else in words.
 
-In words means: the system's message lists the tools and tells how to call one, earlier calls are the assistant's text,
-and their results are the user's. That is the form GENERIC of `server/tools/formats.py`.
+In words means: the system's message lists the tools and tells how to call one. Where the template does not know calls
+either, earlier ones are the assistant's text, and their results are the user's: the form GENERIC of
+`server/tools/formats.py`.
 """
 
 import json
@@ -11,7 +12,7 @@ from model.chat_template import ChatTemplate
 from server.chat.messages import Message
 from server.errors import FieldInvalid
 from server.tools.fields import Tool, ToolUse
-from server.tools.formats import GENERIC, CallFormat
+from server.tools.formats import CallFormat
 
 
 def messages_for_template(
@@ -20,10 +21,12 @@ def messages_for_template(
     """Return the messages as the template is to have them. Raises FieldInvalid where the arguments of an earlier call
     are no JSON and the template wants to write them itself.
     """
-    if not form.is_generic:
-        return [_with_template_calls(template, message, index) for index, message in enumerate(messages)]
-    in_words = _in_words(messages)
-    return _with_instructions(template, in_words, _instructions(use)) if use.callable else in_words
+    if form.is_generic:
+        shown = _in_words(messages)
+    else:
+        shown = [_with_template_calls(template, message, index) for index, message in enumerate(messages)]
+    is_told = template.describes_tools and not form.is_generic
+    return shown if is_told or not use.callable else _with_instructions(template, shown, _instructions(form, use))
 
 
 def _with_template_calls(template: ChatTemplate, message: Message, index: int) -> Message:
@@ -79,21 +82,21 @@ def _calls_in_words(message: Message) -> Message:
 
 
 def _call_in_words(name: str, arguments: str) -> str:
-    return f'{{"name": {json.dumps(name)}, "{GENERIC.arguments_key}": {arguments or "{}"}}}'
+    return f'{{"name": {json.dumps(name)}, "arguments": {arguments or "{}"}}}'
 
 
 def _result_in_words(message: Message) -> str:
     return f"Result of the tool: {message.get('content') or ''}"
 
 
-def _instructions(use: ToolUse) -> str:
+def _instructions(form: CallFormat, use: ToolUse) -> str:
     tools = "\n".join(json.dumps(_description(tool), ensure_ascii=False) for tool in use.callable)
     when = "You must call" if use.choice == "required" else "Where it helps to answer, call"
-    how_many = "one or several of them, an object on a line each" if use.is_parallel else "one of them"
-    example = _call_in_words("name of the tool", '{"name of an argument": value}')
+    several = "one or several of them, an object on a line each" if form.is_generic else "one or several of them"
+    how_many, kind = several if use.is_parallel else "one of them", "JSON" if form.is_generic else "text"
     return (
         f"You have these tools, each with a JSON schema of its arguments:\n{tools}\n"
-        f"{when} {how_many}, by a reply that is nothing but JSON of this form:\n{example}"
+        f"{when} {how_many}, by a reply that is nothing but {kind} of this form:\n{form.example}"
     )
 
 

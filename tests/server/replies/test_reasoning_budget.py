@@ -14,7 +14,7 @@ from server.replies.reasoning_budget import BudgetFilter, ReasoningBudget
 from server.replies.reply import ReplyForm
 from server.tools.constraint import tool_constraint
 from server.tools.fields import Tool, ToolUse
-from server.tools.formats import CallFormat
+from server.tools.formats import HERMES
 from tests.server.chat_templates import HERMES_THINKING, PLAIN, THINKING_BEGUN
 from tests.server.constrained import SamplingExecutor
 from tests.server.fakes import VOCAB_SIZE, byte_tokenizer, fake_engine, fake_limits, fake_settings
@@ -64,9 +64,7 @@ def test_the_text_may_not_end_while_the_tag_is_forced() -> None:
 
 def test_a_constraint_holds_beside_it() -> None:
     tokenizer = byte_tokenizer()
-    form = ReplyForm(
-        reasoning=TAGS, is_reasoning_begun=True, calls=CallFormat("<tool_call>", "</tool_call>", "arguments")
-    )
+    form = ReplyForm(reasoning=TAGS, is_reasoning_begun=True, calls=HERMES)
     wanted = tool_constraint(form, ToolUse((Tool("f", "", {}),), "required"), tokenizer)
     assert wanted is not None
     inner = ConstraintCompiler().compile(tokenizer, wanted.text).result().begin()
@@ -170,7 +168,7 @@ def test_the_other_dialects_think_before_their_form() -> None:
 @pytest.mark.parametrize("is_begun", [True, False])
 def test_a_lazy_constraint_finds_no_trigger_in_thinking(is_begun: bool) -> None:
     tokenizer = byte_tokenizer()
-    form = ReplyForm(reasoning=TAGS, calls=CallFormat("<tool_call>", "</tool_call>", "arguments"))
+    form = ReplyForm(reasoning=TAGS, calls=HERMES)
     wanted = tool_constraint(form, ToolUse((Tool("f", "", {}),)), tokenizer)
     assert wanted is not None
     constraint = ConstraintCompiler().compile(tokenizer, wanted.text).result()

@@ -1,14 +1,17 @@
 """A reply read by its form."""
 
+from dataclasses import replace
+
 from model.detokenizer import Detokenizer
 from server.replies.parts import CallStart, Content, Reasoning, Reply
 from server.replies.reasoning import ReasoningTags
 from server.replies.reply import ReplyForm, ReplyReader, read_reply
-from server.tools.formats import CallFormat
+from server.tools.fields import Tool
+from server.tools.formats import HERMES
 from tests.server.fakes import BOS, TURN, byte_tokenizer
 
 TAGS = ReasoningTags("<think>", "</think>")
-HERMES = CallFormat("<tool_call>", "</tool_call>", "arguments")
+TOOLS = (Tool("f", "", {}),)
 
 
 def test_a_reply_without_a_form_is_content() -> None:
@@ -16,13 +19,13 @@ def test_a_reply_without_a_form_is_content() -> None:
 
 
 def test_thinking_is_not_searched_for_calls() -> None:
-    form = ReplyForm(reasoning=TAGS, calls=HERMES, tool_names=frozenset({"f"}))
+    form = ReplyForm(reasoning=TAGS, calls=HERMES, tools=TOOLS)
     reply = read_reply(form, '<think><tool_call>{"name": "f"}</think>b')
     assert (reply.reasoning, reply.content, reply.calls) == ('<tool_call>{"name": "f"}', "b", [])
 
 
 def test_parts_come_in_their_order() -> None:
-    reader = ReplyReader(ReplyForm(reasoning=TAGS, calls=HERMES, tool_names=frozenset({"f"})))
+    reader = ReplyReader(ReplyForm(reasoning=TAGS, calls=HERMES, tools=TOOLS))
     parts = reader.push('<think>a</think>b<tool_call>{"name": "f"}</tool_call>c<')
     assert [type(part) for part in parts] == [Reasoning, Content, CallStart, *[type(part) for part in parts[3:]]]
     assert reader.flush() == [Content("<")]
@@ -32,7 +35,7 @@ def test_parts_come_in_their_order() -> None:
 
 def test_control_tokens_that_mark_parts_are_shown() -> None:
     tokenizer = byte_tokenizer()
-    form = ReplyForm(reasoning=ReasoningTags("<s>", "</s>"), calls=CallFormat("<|turn|>", "</tool_call>", "arguments"))
+    form = ReplyForm(reasoning=ReasoningTags("<s>", "</s>"), calls=replace(HERMES, opener="<|turn|>"))
     ids = form.visible_ids(tokenizer)
     assert ids == {BOS, TURN}  # and not the token that ends generation
     hidden, shown = Detokenizer(tokenizer), Detokenizer(tokenizer, shown_ids=ids)

@@ -3,6 +3,7 @@ and token by token.
 """
 
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,15 +12,17 @@ import httpx
 import pytest
 
 from model.constraint import ConstraintCompiler
+from server.replies.parts import Reply
 from server.replies.reasoning import ReasoningTags
-from server.replies.reply import ReplyForm
+from server.replies.reply import ReplyForm, read_reply
 from server.tools.constraint import tool_constraint
 from server.tools.fields import Tool, ToolUse
-from server.tools.formats import GENERIC, CallFormat
+from server.tools.formats import GENERIC, HERMES
 from tests.server import chat_templates
 from tests.server.constrained import SamplingExecutor
 from tests.server.fakes import TURN, byte_tokenizer, fake_engine, fake_limits
 from tests.server.live import LiveServer, frames
+from tests.server.tools.families import FAMILIES, PROPERTIES, Calls, Family
 
 SCHEMA = {
     "type": "object",
@@ -31,9 +34,10 @@ TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "second", "parameters": {**SCHEMA, "required": ["kind"]}}},
 ]
 USER = {"role": "user", "content": "a"}
-CHAT: dict[str, Any] = {"messages": [USER], "tools": TOOLS, "tool_choice": "required", "max_tokens": 1000}
+CHAT: dict[str, Any] = {"messages": [USER], "tools": TOOLS, "tool_choice": "required", "max_tokens": 2000}
 TEMPLATES = {
-    name: getattr(chat_templates, name) for name in ("PLAIN", "HERMES", "LLAMA", "MISTRAL", "MISTRAL_NAMED", "XML")
+    "PLAIN": chat_templates.PLAIN,
+    **{name: chat_templates.FAMILIES[name] for name in ("HERMES", "LLAMA", "MISTRAL", "QWEN_CODER", "GLM", "KIMI")},
 }
 
 
@@ -114,10 +118,35 @@ def test_what_cannot_be_kept_to_is_refused(client: httpx.Client, fields: dict[st
     assert f"Field '{field}" in response.json()["error"]["message"]
 
 
-HERMES = CallFormat("<tool_call>", "</tool_call>", "arguments")
 TAGS = ReasoningTags("<think>", "</think>")
 USE = ToolUse((Tool("f", "", {"properties": {"a": {"type": "integer"}}}), Tool('"é', "", {})), "required")
 COMPILER = ConstraintCompiler()
+FITTING = {"text": " a\n<b>", "kind": "b", "count": 5, "flag": None, "list": [1, "x"], "tree": {"a": {"b": True}}}
+WRITTEN: Calls = (("sum", {}), ("get_weather", FITTING), ("sum", {"kind": "a", "count": 7}))
+SHUFFLED: Calls = (("sum", {"count": 7, "kind": "a"}),)
+WRITTEN_TOOLS = (
+    Tool("sum", "", {"properties": {key: PROPERTIES[key] for key in ("kind", "count")}}),
+    Tool("get_weather", "", {"properties": PROPERTIES, "required": ["text", "kind"]}),
+)
+
+
+def generated(form: ReplyForm, use: ToolUse, seed: int) -> Reply:
+    """Return what a constraint lets a model say that wishes for anything, and now and then for the end."""
+    tokenizer = byte_tokenizer()
+    wanted = tool_constraint(form, use, tokenizer)
+    assert wanted is not None
+    token_filter = COMPILER.compile(tokenizer, wanted.text).result().begin()
+    draw, said = random.Random(seed), bytearray()
+    while not token_filter.can_end() or draw.random() < 0.7:
+        allowed = [token_id for token_id, is_allowed in enumerate(token_filter.allowed()[:256]) if is_allowed]
+        if not allowed:
+            break
+        # Closing ones are likelier, or a random model never comes to an end.
+        token_id = draw.choice([each for each in allowed if each in b'"<}]{,\n'] or allowed)
+        said.append(token_id)
+        token_filter.accept(token_id)
+        assert len(said) < 5000
+    return read_reply(form, said.decode())
 
 
 def refused_from(form: ReplyForm, use: ToolUse, tokens: list[int]) -> int | None:
@@ -159,6 +188,56 @@ def test_a_reply_may_be_what_its_family_writes(form: ReplyForm, choice: Any, tex
     assert (refused_from(form, replace(USE, choice=choice), list(text.encode())) is None) is is_whole
 
 
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_what_a_family_writes_may_be_generated(family: Family) -> None:
+    form = ReplyForm(calls=family.form)
+    for calls in (WRITTEN[:1], WRITTEN, *([SHUFFLED] if family.is_tagged else [])):
+        tokens = list(family.write(calls).encode())
+        assert refused_from(form, ToolUse(WRITTEN_TOOLS, "required"), tokens) is None
+        if family.form.trigger:
+            assert refused_from(form, ToolUse(WRITTEN_TOOLS), [*b"So:\n", *tokens]) is None
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_what_is_generated_is_read_as_calls_that_fit(family: Family) -> None:
+    tools = tuple(Tool(name, "", {**SCHEMA, "additionalProperties": False}) for name in REQUIRED)
+    for seed in range(3):
+        reply = generated(ReplyForm(calls=family.form, tools=tools), ToolUse(tools, "required"), seed)
+        assert reply.content == ""
+        assert reply.calls
+        for call in reply.calls:
+            check(json.loads(call.arguments), {"ok", "kind"})
+
+
+@pytest.mark.parametrize("name", ["qwen_coder", "glm", "minimax", "deepseek_3_2"])
+@pytest.mark.parametrize(
+    ("schema", "fitting", "wrong"),
+    [
+        ({"type": "string", "maxLength": 3}, ["", "abc"], ["abcd"]),
+        ({"type": "string", "minLength": 2}, ["ab", "a\nb"], ["a"]),
+        ({"enum": ["a b", "c"]}, ["a b", "c"], ["a", "d"]),
+        ({"enum": ["a", 5]}, ["a", 5], ["b", 6]),
+        ({"const": "x"}, ["x"], ["y"]),
+        ({"type": "integer", "maximum": 9}, [5, -3], ["x", 10, 1.5]),
+        ({"$ref": "#/$defs/pair"}, [[1, 2]], [[1], "x"]),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, ["x", None], []),
+        ({"type": "array", "items": {"type": "boolean"}}, [[], [True]], [["x"]]),
+    ],
+)
+def test_the_value_of_a_parameter_fits(
+    name: str, schema: dict[str, object], fitting: list[object], wrong: list[object]
+) -> None:
+    pair = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
+    tool = Tool("f", "", {"properties": {"a": schema}, "required": ["a"], "$defs": {"pair": pair}})
+    family, use = FAMILIES[name], ToolUse((tool,), "required")
+    form = ReplyForm(calls=family.form, tools=use.tools)
+    for value in [*fitting, *wrong]:
+        text = family.write((("f", {"a": value}),))
+        assert (refused_from(form, use, list(text.encode())) is None) is (value in fitting)
+        if value in fitting:
+            assert json.loads(read_reply(form, text).calls[0].arguments) == {"a": value}
+
+
 def test_one_call_may_be_all() -> None:
     once = replace(USE, is_parallel=False)
     assert refused_from(ReplyForm(calls=HERMES), once, list(WRAPPED.encode())) is None
@@ -167,7 +246,7 @@ def test_one_call_may_be_all() -> None:
 
 @pytest.mark.parametrize("choice", ["required", "auto"])
 def test_a_marker_may_be_a_control_token(choice: Any) -> None:
-    form = ReplyForm(calls=CallFormat("<|turn|>", "</tool_call>", "arguments"))
+    form = ReplyForm(calls=replace(HERMES, opener="<|turn|>"))
     tokens = [TURN, *f"{CALL}</tool_call>".encode()]
     assert refused_from(form, replace(USE, choice=choice), tokens) is None
     assert refused_from(form, replace(USE, choice=choice), [TURN, ord("x")]) == 1

@@ -3,23 +3,21 @@
 import pytest
 
 from model.chat_template import ChatTemplate
-from server.tools.formats import GENERIC, CallFormat, Layout, format_of
+from server.tools import formats
+from server.tools.formats import GENERIC, CallFormat, format_of
 from tests.server import chat_templates
-
-MISTRAL = CallFormat("[TOOL_CALLS]", "", "arguments", Layout.ARRAY, call_id_length=9)
 
 
 @pytest.mark.parametrize(
     ("source", "form"),
     [
         (chat_templates.PLAIN, GENERIC),
-        (chat_templates.HERMES, CallFormat("<tool_call>", "</tool_call>", "arguments")),
-        (chat_templates.HERMES_THINKING, CallFormat("<tool_call>", "</tool_call>", "arguments")),
-        (chat_templates.LLAMA, CallFormat("", "", "parameters", optional_opener="<|python_tag|>")),
-        (chat_templates.MISTRAL, MISTRAL),
-        (chat_templates.MISTRAL_NAMED, CallFormat("[TOOL_CALLS]", "", "arguments", Layout.NAMED, call_id_length=9)),
-        (chat_templates.XML, GENERIC),
         (chat_templates.PLAIN + "{# <tool_call> arguments #}", GENERIC),
+        (chat_templates.HERMES_THINKING, formats.HERMES),
+        (chat_templates.HERMES + "{# <invoke name= #}", GENERIC),
+        (chat_templates.DEEPSEEK_UNTOLD, formats.DEEPSEEK),
+        (chat_templates.DEEPSEEK_UNTOLD.replace("tool_calls", "calls"), GENERIC),
+        *((source, getattr(formats, name)) for name, source in chat_templates.FAMILIES.items()),
     ],
 )
 def test_a_template_shows_its_family(source: str, form: CallFormat) -> None:
@@ -28,9 +26,11 @@ def test_a_template_shows_its_family(source: str, form: CallFormat) -> None:
 
 def test_the_template_for_tools_counts_where_there_is_one() -> None:
     template = ChatTemplate(chat_templates.PLAIN, tool_use_source=chat_templates.HERMES)
-    assert format_of(template).opener == "<tool_call>"
+    assert format_of(template) == formats.HERMES
 
 
 def test_markers_are_what_a_reply_must_show() -> None:
     assert GENERIC.markers == ()
-    assert set(MISTRAL.markers) == {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}
+    assert set(formats.MISTRAL.markers) == {"[TOOL_CALLS]"}
+    assert set(formats.MISTRAL_NAMED.markers) == {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}
+    assert {"<tool_call>", "<arg_key>", "</arg_value>", "</tool_call>"} < set(formats.GLM.markers)

@@ -2,27 +2,22 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.replies.parts import CallArguments, CallStart, Content, Part, Reply, joined
-from server.tools.formats import GENERIC, CallFormat, Layout
+from server.tools.formats import GENERIC, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, CallFormat
 from server.tools.parser import ToolCallReader
+from tests.server.tools.families import FAMILIES, NAMES, TOOLS, Family
 
-HERMES = CallFormat("<tool_call>", "</tool_call>", "arguments")
-LLAMA = CallFormat("", "", "parameters", optional_opener="<|python_tag|>")
-MISTRAL = CallFormat("[TOOL_CALLS]", "", "arguments", Layout.ARRAY, call_id_length=9)
-MISTRAL_NAMED = CallFormat("[TOOL_CALLS]", "", "arguments", Layout.NAMED, call_id_length=9)
-FORMS = (HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, GENERIC)
-NAMES = ("get_weather", "sum")
+FORMS = tuple(family.form for family in FAMILIES.values())
 
 
 def read(form: CallFormat, pieces: Sequence[str]) -> list[Part]:
     """Read a text in pieces."""
-    reader = ToolCallReader(form, NAMES)
+    reader = ToolCallReader(form, TOOLS)
     return joined([*(part for piece in pieces for part in reader.push(piece)), *reader.flush()])
 
 
@@ -39,44 +34,46 @@ def outcome(form: CallFormat, text: str) -> tuple[str, list[tuple[str, str]]]:
     return reply.content, [(call.name, call.arguments) for call in reply.calls]
 
 
-@dataclass(frozen=True)
-class Written:
-    """A reply as a model means it."""
-
-    content: str
-    calls: tuple[tuple[str, dict[str, object]], ...]
-
-    def text(self, form: CallFormat) -> str:
-        """Write it as a family does."""
-        if form.layout is Layout.NAMED:
-            return self.content + "".join(f"{form.opener}{name}[ARGS]{json.dumps(args)}" for name, args in self.calls)
-        objects = [json.dumps({"name": name, form.arguments_key: args}) for name, args in self.calls]
-        if form.layout is Layout.ARRAY:
-            return self.content + (f"{form.opener}[{', '.join(objects)}]" if objects else "")
-        if form.closer:
-            return self.content + "\n".join(f"{form.opener}\n{each}\n{form.closer}" for each in objects)
-        return "\n".join(objects) or self.content
-
-
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
-ARGUMENTS = st.dictionaries(st.text(max_size=6), VALUES, max_size=3)
-REPLIES = st.builds(
-    Written,
-    st.text("ab {}[]<>\"'\n", max_size=12).map(lambda text: "x" + text.strip() + "." if text else ""),
-    st.lists(st.tuples(st.sampled_from(NAMES), ARGUMENTS), max_size=3).map(tuple),
+OBJECTS = st.dictionaries(st.text(max_size=6), VALUES, max_size=3)
+TEXTS = st.text('ab \n"\\{}[]</>é\U0001f600', max_size=12)
+TYPED_ARGUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "text": TEXTS,
+        "kind": st.sampled_from(["a", "b"]),
+        "count": st.integers(),
+        "flag": st.booleans() | st.none(),
+        "list": st.lists(VALUES, max_size=3),
+        "tree": OBJECTS,
+        "free": st.sampled_from(["word", "two words", True, 5, [1, "x"], {"a": None}]),
+    },
 )
+CONTENTS = st.text("ab {}[]<>\"'\n", max_size=12).map(lambda text: "x" + text.strip() + "." if text else "")
 
 
-@given(REPLIES, st.sampled_from(FORMS))
-@settings(deadline=None)
-def test_what_a_family_writes_is_read_as_it_was_meant(written: Written, form: CallFormat) -> None:
-    content, calls = outcome(form, written.text(form))
-    assert [(name, json.loads(arguments)) for name, arguments in calls] == list(written.calls)
-    assert content == ("" if written.calls and not form.opener else written.content)
+FREE = st.lists(st.tuples(st.sampled_from(NAMES), OBJECTS), max_size=3).map(tuple)
+TYPED = st.lists(st.tuples(st.sampled_from(NAMES), TYPED_ARGUMENTS), max_size=3).map(tuple)
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+@given(data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_what_a_family_writes_is_read_as_it_was_meant(family: Family, data: st.DataObject) -> None:
+    """Cut anywhere."""
+    content = data.draw(CONTENTS)
+    written = data.draw(TYPED if family.is_tagged else FREE)
+    has_marker = bool(family.form.trigger)
+    text = content + family.write(written) if has_marker or not written else family.write(written)
+    reply = Reply()
+    for part in read(family.form, cuts(text, data)):
+        reply.add(part)
+    assert [(call.name, json.loads(call.arguments)) for call in reply.calls] == list(written)
+    assert reply.content == ("" if written and not has_marker else content)
 
 
 def cuts(text: str, data: st.DataObject) -> list[str]:
@@ -122,7 +119,7 @@ def test_a_text_without_calls_is_kept_whole(text: str, form: CallFormat) -> None
 
 
 def test_arguments_come_piece_by_piece() -> None:
-    reader = ToolCallReader(HERMES, NAMES)
+    reader = ToolCallReader(HERMES, TOOLS)
     pieces = ["<tool_", 'call>{"name": "su', 'm", ', '"arguments": {"a"', ": 1", "}", "}</tool_call>"]
     parts = [reader.push(piece) for piece in pieces]
     assert [without_ids(each) for each in parts] == [
@@ -163,14 +160,17 @@ def test_calls_are_told_from_text(form: CallFormat, text: str, content: str, cal
     assert outcome(form, text) == (content, calls)
 
 
-@pytest.mark.parametrize(("form", "length"), [(HERMES, 29), (MISTRAL, 9)])
-def test_ids_have_the_length_that_templates_want(form: CallFormat, length: int) -> None:
-    ids = [form.new_call_id() for _ in range(20)]
+@pytest.mark.parametrize(
+    ("form", "text", "length"), [(HERMES, '<tool_call>{"name": "f"}', 29), (MISTRAL, '[TOOL_CALLS][{"name": "f"}', 9)]
+)
+def test_ids_have_the_length_that_templates_want(form: CallFormat, text: str, length: int) -> None:
+    parts = [part for _ in range(20) for part in read(form, [text])]
+    ids = [part.call_id for part in parts if isinstance(part, CallStart)]
     assert {len(each) for each in ids} == {length}
     assert len(set(ids)) == 20
 
 
 def test_text_without_a_marker_is_shown_at_once() -> None:
-    reader = ToolCallReader(HERMES, NAMES)
+    reader = ToolCallReader(HERMES, TOOLS)
     assert [reader.push(piece) for piece in ("a", " ", "b <", "t")] == [[Content("a")], [], [Content(" b")], []]
     assert reader.flush() == [Content(" <t")]

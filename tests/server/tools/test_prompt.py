@@ -57,6 +57,28 @@ def test_earlier_calls_are_written_as_the_template_does(source: str, call: str, 
     assert shown == f"<user>hi\n<assistant>{call}\n<tool>Sunny.\n<assistant>"
 
 
+@pytest.mark.parametrize(
+    ("source", "call"),
+    [
+        (chat_templates.FAMILIES["QWEN_CODER"], "<function=get_weather><parameter=city>Rome</parameter></function>"),
+        (chat_templates.FAMILIES["GLM"], "get_weather<arg_key>city</arg_key><arg_value>Rome</arg_value>"),
+        (chat_templates.DEEPSEEK_UNTOLD, 'get_weather<｜tool▁sep｜>{"city": "Rome"}'),
+    ],
+)
+def test_templates_that_write_arguments_themselves_get_them_as_objects(source: str, call: str) -> None:
+    assert call in prompt(source, messages=[USER, CALLED, RESULT], tools=[TOOL])
+
+
+def test_a_template_that_knows_calls_and_tells_of_no_tools_gets_words_with_its_own_form() -> None:
+    shown = prompt(chat_templates.DEEPSEEK_UNTOLD, messages=[USER], tools=[TOOL])
+    assert shown.startswith("<system>You have these tools")
+    assert (
+        "nothing but text of this form:\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name of the tool<｜tool▁sep｜>{"
+        in shown
+    )
+    assert prompt(chat_templates.DEEPSEEK_UNTOLD, messages=[USER]) == "<user>hi\n<assistant>"
+
+
 def test_a_template_without_tools_gets_them_in_words() -> None:
     shown = prompt(chat_templates.PLAIN, messages=[{"role": "system", "content": "Be brief."}, USER], tools=[TOOL])
     assert shown.startswith("<system>Be brief.\n\nYou have these tools")

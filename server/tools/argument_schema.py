@@ -1,0 +1,83 @@
+"""Schemas of arguments: what an object of them may be, and which types of JSON one of them can have."""
+
+import json
+from collections.abc import Mapping
+
+from model.constraint import schema_with_whitespace
+
+_ALL_TYPES = frozenset({"string", "number", "boolean", "null", "object", "array"})
+_MAX_DEPTH = 16
+_DEFINITIONS = ("$defs", "definitions")
+
+
+def arguments_schema(parameters: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the schema of a tool's arguments, which are an object, with no properties but those that it names."""
+    schema = {"type": "object", **parameters}
+    return schema if "properties" not in schema else {"additionalProperties": False, **schema}
+
+
+def json_rule(schema: Mapping[str, object]) -> str:
+    """Return what of llguidance's rules asks for JSON that fits a schema."""
+    return f"%json {schema_with_whitespace(json.dumps(schema))}"
+
+
+def property_schemas(parameters: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the schemas of the arguments by name."""
+    properties = parameters.get("properties")
+    return properties if isinstance(properties, Mapping) else {}
+
+
+def with_definitions(schema: Mapping[str, object], root: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a part of the schema `root` so that it stands alone."""
+    return {**{key: root[key] for key in _DEFINITIONS if key in root}, **schema}
+
+
+def types_of(schema: object, root: Mapping[str, object], depth: int = 0) -> frozenset[str]:
+    """Return the types of JSON that a part of the schema `root` allows, at least those; whole numbers are numbers."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return _ALL_TYPES
+    types = _named_types(schema.get("type"))
+    if "const" in schema:
+        types &= {type_of(schema["const"])}
+    if isinstance(values := schema.get("enum"), list):
+        types &= {type_of(value) for value in values}
+    if isinstance(reference := schema.get("$ref"), str):
+        types &= types_of(_resolved(reference, root), root, depth + 1)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(parts := schema.get(key), list) and parts:
+            types &= frozenset().union(*(types_of(part, root, depth + 1) for part in parts))
+    if isinstance(parts := schema.get("allOf"), list):
+        types = types.intersection(*(types_of(part, root, depth + 1) for part in parts))
+    return types
+
+
+def _named_types(names: object) -> frozenset[str]:
+    if names is None:
+        return _ALL_TYPES
+    listed = names if isinstance(names, list) else [names]
+    return frozenset("number" if name == "integer" else str(name) for name in listed)
+
+
+def type_of(value: object) -> str:
+    """Return the type of JSON of a value."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"
+
+
+def _resolved(reference: str, root: Mapping[str, object]) -> object:
+    """Return what a reference within the schema means, None where it leads nowhere."""
+    found: object = root
+    for key in reference.removeprefix("#").strip("/").split("/"):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
