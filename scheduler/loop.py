@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Protocol, TypeAlias, TypeVar
 
 from scheduler.batch import Batch, StepOutput
@@ -178,10 +179,14 @@ class StepLoop:
         try:
             stream.push(event)
         except Exception as error:
-            # Whatever a reader raises ends its own request and no other.
+            # No reader raises, on any tokens; a bug in one would end the step loop here, or reach another request that
+            # is being ended. So it ends its own request, and a reader that fails at the end is told so in its place.
             log.exception("request %d cannot be delivered", event.request_id)
             message = f"{type(error).__name__}: {error}"
-            self.scheduler.end(event.request_id, FinishReason.ERROR, self._clock(), message)
+            if not isinstance(event, Finished):
+                self.scheduler.end(event.request_id, FinishReason.ERROR, self._clock(), message)
+            elif event.reason is not FinishReason.ERROR:
+                self._push(stream, replace(event, reason=FinishReason.ERROR, message=message))
 
     async def drain(self, grace_s: float) -> None:
         """Accept no more, let accepted requests finish for `grace_s` seconds, end what is left with an error, then

@@ -193,10 +193,10 @@ class Answer:
                 arrivals.fail(TimeUp(event.message))
                 return
             piece = transcript.finish(event)
+        arrivals.put(transcript, piece)
         if transcript.reason is not None:
             self.engine.loop.end(transcript.request.request_id, transcript.reason)
             self._remember(transcript)
-        arrivals.put(transcript, piece)
 
     async def _send_whole(
         self, transcripts: Sequence[Transcript], arrivals: "Arrivals", scope: Scope, receive: Receive, send: Send

@@ -29,6 +29,47 @@ def test_reader_that_fails_ends_its_own_request_and_no_other() -> None:
     run(main)
 
 
+def test_reader_that_fails_at_its_end_is_told_so_in_place_of_the_end() -> None:
+    async def main() -> None:
+        model = ObservedModel()
+        loop = make_loop(model)
+        seen: list[StreamEvent] = []
+
+        def fail_at_the_end(event: StreamEvent) -> None:
+            seen.append(event)
+            if isinstance(event, Finished):
+                raise RuntimeError("cannot read this")
+
+        async with running(loop, model):
+            submit(loop, model, make_request(0, max_new_tokens=1)).read_by(fail_at_the_end)
+            _, finish = await read(submit(loop, model, make_request(1, max_new_tokens=50)))
+            assert finish.reason is FinishReason.LIMIT
+        ends = [(event.reason, event.message) for event in seen if isinstance(event, Finished)]
+        assert ends == [(FinishReason.LIMIT, ""), (FinishReason.ERROR, "RuntimeError: cannot read this")]
+
+    run(main)
+
+
+def test_reader_that_fails_while_another_request_is_ended_does_not_reach_who_ends_it() -> None:
+    async def main() -> None:
+        model = GatedModel()
+        loop = make_loop(model)
+
+        def fail(event: StreamEvent) -> None:
+            raise RuntimeError("cannot read this")
+
+        async with running(loop, model):
+            submit(loop, model, make_request(0, max_new_tokens=50)).read_by(fail)
+            other = submit(loop, model, make_request(1, max_new_tokens=50))
+            await model.wait_for_step()
+            loop.scheduler.end(0, FinishReason.ABORT, now=0.0)  # an event that waits for the next delivery
+            loop.end(1)
+            _, finish = await read(other)
+            assert finish.reason is FinishReason.ABORT
+
+    run(main)
+
+
 def test_reader_that_ends_its_request_sees_its_events_in_order() -> None:
     async def main() -> None:
         model = ObservedModel()
