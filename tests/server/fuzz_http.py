@@ -17,7 +17,11 @@ CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,re
 CONFIG = """
 [checks.not_a_server_error]
 expected-statuses = ["2xx", "3xx", "4xx", 501]
+
+[output.truncation]
+max-recorded-payload-size = 16777216
 """
+"""Vectors of every token of an input are longer than what is recorded of an answer by default, and checked."""
 REQUEST_TIMEOUT_S = 60
 """Far longer than the longest answer that FLAGS leave room for."""
 FLAGS = ("-c", "512", "-np", "2", "--log-level", "warning")
