@@ -3,20 +3,23 @@
 The dialect is that of Hugging Face (`apply_chat_template`): Jinja with trim_blocks, lstrip_blocks, loop controls, a
 `tojson` that does not escape HTML, `raise_exception`, `strftime_now`, and `{% generation %}` blocks (which mark the
 assistant's text for training and change nothing here). A template comes with a checkpoint, so it is a stranger's
-program: it runs in Jinja's immutable sandbox.
+program: it runs in Jinja's immutable sandbox, in which nothing that was given to it can be changed.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import NoReturn
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from model.reply_layout import ReplyLayout, reply_layout
 
 _PROGRAM_ERRORS = (
     jinja2.TemplateError,
@@ -52,6 +55,7 @@ class ChatTemplate:
         self.source = source
         self.tool_use_source = tool_use_source
         self._special_tokens = dict(special_tokens or {})
+        self._now = now
         environment = _environment(now)
         self._template = _compile(environment, source)
         self._tool_use_template = self._template
@@ -73,16 +77,25 @@ class ChatTemplate:
         template = self._tool_use_template if tools else self._template
         context: dict[str, object] = {
             **self._special_tokens,
-            "documents": None,
+            **self._usual_variables(),
             **(variables or {}),
             "messages": [_without_none(message) for message in messages],
-            "tools": list(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
+        if tools:  # some templates loop over them without asking whether there are any
+            context["tools"] = list(tools)
         try:
-            return template.render(context)
+            return template.render({name: _given(value) for name, value in context.items()})
         except _PROGRAM_ERRORS as error:
             raise TemplateError(f"the chat template refuses the messages: {error}") from error
+
+    def _usual_variables(self) -> dict[str, object]:
+        """Return what llama-server gives to all templates, and what Hugging Face does. FireFunction's template
+        concatenates `functions`.
+        """
+        now = self._now()
+        dates = {"datetime": now.strftime("%b %d %Y"), "date_string": now.strftime("%d %b %Y")}
+        return {**dates, "documents": None, "functions": ""}
 
     @cached_property
     def describes_tools(self) -> bool:
@@ -98,9 +111,10 @@ class ChatTemplate:
 
     @cached_property
     def shows_calls(self) -> bool:
-        """Whether a prompt has the earlier calls of its conversation."""
+        """Whether a prompt has the earlier calls of its conversation and their results."""
         arguments: object = {"a": 1} if self.takes_argument_objects else '{"a": 1}'
-        return self._shows("called", [_USER, _calling(arguments)], tools=[_TOOL])
+        conversation = [_USER, _calling(arguments), _RESULT]
+        return all(self._shows(text, conversation, [_TOOL]) for text in ("called", "probed_result"))
 
     @cached_property
     def takes_system_messages(self) -> bool:
@@ -118,6 +132,18 @@ class ChatTemplate:
         """Whether the content of a message must be such a list."""
         return self.takes_parts and not self._shows(_PROBE, [{"role": "user", "content": _PROBE}])
 
+    @cached_property
+    def reply_layout(self) -> ReplyLayout:
+        """How an assistant's message is written."""
+
+        def render(messages: Sequence[Mapping[str, object]], begins_reply: bool, thinks: bool) -> str | None:
+            try:
+                return self.render(messages, add_generation_prompt=begins_reply, variables={"enable_thinking": thinks})
+            except TemplateError:
+                return None
+
+        return reply_layout(render)
+
     def _shows(
         self, text: str, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]] | None = None
     ) -> bool:
@@ -133,6 +159,14 @@ _USER: Mapping[str, object] = {"role": "user", "content": "a"}
 _TOOL: Mapping[str, object] = {
     "type": "function",
     "function": {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+_RESULT: Mapping[str, object] = {
+    "role": "tool",
+    "tool_call_id": "123456789",
+    "name": "called",
+    "content": "probed_result",
 }
 
 
@@ -153,6 +187,27 @@ def _without_none(message: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in message.items() if value is not None}
 
 
+class _GivenList(list[object]):
+    """A list that came with the request: a template must not change it, as it may change its own."""
+
+
+def _given(value: object) -> object:
+    match value:
+        case list() | tuple():
+            return _GivenList(_given(item) for item in value)
+        case dict():
+            return {name: _given(item) for name, item in value.items()}
+        case _:
+            return value
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Lets a template add to its own lists and take from them, as those of Kimi K2 do."""
+
+    def is_safe_attribute(self, obj: object, attr: str, value: object) -> bool:
+        return (type(obj) is list and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
+
+
 def _compile(environment: jinja2.Environment, source: str) -> jinja2.Template:
     try:
         return environment.from_string(source)
@@ -164,13 +219,31 @@ def _environment(now: Callable[[], datetime]) -> jinja2.Environment:
     def strftime_now(format: str) -> str:  # noqa: A002 - the name that templates use
         return now().strftime(format)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
+    environment = _Sandbox(
+        trim_blocks=True, lstrip_blocks=True, undefined=_Nothing, extensions=[_GenerationBlocks, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
+    environment.filters["safe"] = str  # nothing is escaped that it would save
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = strftime_now
     return environment
+
+
+class _Nothing(jinja2.ChainableUndefined):
+    """What is not there: its fields are not there either, and beside a text it is no text, as in llama-server. What the
+    sandbox hides is refused.
+    """
+
+    def __getattr__(self, name: str) -> jinja2.ChainableUndefined:
+        if self._undefined_exception is SecurityError:
+            self._fail_with_undefined_error()
+        return super().__getattr__(name)
+
+    def __add__(self, other: object) -> str:  # type: ignore[override]  # the base class always raises
+        return other if isinstance(other, str) else self._fail_with_undefined_error()
+
+    def __radd__(self, other: object) -> str:  # type: ignore[override]
+        return other if isinstance(other, str) else self._fail_with_undefined_error()
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -184,7 +257,20 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value,
+        default=_listed,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _listed(value: object) -> list[object]:
+    if not isinstance(value, Iterator):  # what the filter `map` returns
+        raise TypeError(f"{type(value).__name__} is no JSON")
+    return list(value)
 
 
 class _GenerationBlocks(Extension):

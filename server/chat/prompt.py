@@ -4,11 +4,14 @@ and in which form the reply is to be read.
 The rules are llama-server's. The template is the model's or an adapter's, rendered by model/chat_template.py.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
 from model.chat_template import ChatTemplate
-from server.chat.messages import Message, read_message, read_text
+from model.reply_layout import ThinkingLayout
+from server.chat.begun_reply import begin_reply, end_unwanted_thinking, is_empty, message_to_continue
+from server.chat.messages import read_message
+from server.chat.template_fit import fields_for_template, texts_for_template
 from server.errors import BodyInvalid, FeatureOff, FieldInvalid
 from server.fields import json_type
 from server.replies.reasoning import ReasoningTags, is_open, tags_in
@@ -50,28 +53,32 @@ def render_chat(
         read_message(message, f"messages[{index}]", keeps_parts=keeps_parts)
         for index, message in enumerate(body.messages)
     ]
-    thinks = _thinking_wanted(body, settings) and not (is_constrained and _reasoning_format(body, settings) == "none")
-    last = _message_to_continue(messages, body)
-    shown = messages_for_template(template, calls, messages if last is None else messages[:-1], use)
+    thinking = template.reply_layout.thinking or (None if tags is None else ThinkingLayout(tags.start, tags.end))
+    thinks = _thinking_wanted(body, settings, is_known=thinking is not None)
+    thinks = thinks and not (is_constrained and _reasoning_format(body, settings) == "none")
+    last = message_to_continue(messages, body)
+    history = texts_for_template(template, messages if last is None else messages[:-1])
     prompt = template.render(
-        [_in_parts(message) for message in shown] if template.needs_parts else shown,
+        fields_for_template(template, messages_for_template(template, calls, history, use)),
         add_generation_prompt=body.add_generation_prompt or last is not None,
-        tools=None if calls.is_generic else [tool.as_json() for tool in use.tools],
+        tools=None if calls.is_generic and use.callable else [tool.as_json() for tool in use.tools],
         variables=_variables(body, thinks=thinks),
     )
-    tail = tags.start if tags is not None and prompt.rstrip().endswith(tags.start) else ""
-    begun = _begun_reply(tail, tags, last, thinks=thinks)
+    if last is None or is_empty(last):
+        head, begun = end_unwanted_thinking(prompt, tags, thinks=thinks)
+    else:
+        head, begun = begin_reply(prompt, last, thinking, template.reply_layout.content_lead)
     reply = ReplyForm(
         reasoning=None if _reasoning_format(body, settings) == "none" else tags,
-        is_reasoning_begun=tags is not None and is_open(tail + begun, tags),
-        may_think=thinks and not begun and tags is not None and not prompt.rstrip().endswith(tags.end),
+        is_reasoning_begun=tags is not None and is_open(begun, tags),
+        may_think=thinks and not begun and tags is not None and not head.rstrip().endswith(tags.end),
         keeps_reasoning=_reasoning_format(body, settings) == "deepseek-legacy",
         calls=calls if use.callable else None,
         tools=use.callable,
     )
     is_text = reply.reasoning is None and reply.calls is None
     budget = None if tags is None else _budget(body, settings, tags, is_begun=reply.is_reasoning_begun)
-    return RenderedChat(prompt + begun, None if is_text else reply, use, budget)
+    return RenderedChat(head + begun, None if is_text else reply, use, budget)
 
 
 def _budget(body: ChatFields, settings: Settings, tags: ReasoningTags, *, is_begun: bool) -> ReasoningBudget | None:
@@ -79,69 +86,34 @@ def _budget(body: ChatFields, settings: Settings, tags: ReasoningTags, *, is_beg
     return None if num_tokens < 0 else ReasoningBudget(num_tokens, tags, is_begun, body.reasoning_budget_message)
 
 
-def _in_parts(message: Message) -> Message:
-    content = message["content"]
-    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
-
-
 def _variables(body: ChatFields, *, thinks: bool) -> dict[str, object]:
-    now = datetime.now()
-    dates = {"datetime": now.strftime("%b %d %Y"), "date_string": now.strftime("%d %b %Y")}  # llama-server's
-    # FireFunction's template concatenates `functions`, which llama-server's engine lets pass as nothing.
-    variables = {**dates, "functions": "", **body.chat_template_kwargs, "enable_thinking": thinks}
+    wanted = {**body.chat_template_kwargs, "enable_thinking": thinks}
     if body.reasoning_effort == "none":
-        variables.pop("reasoning_effort", None)
+        wanted.pop("reasoning_effort", None)
     elif body.reasoning_effort is not None:
-        variables["reasoning_effort"] = body.reasoning_effort
-    return variables
+        wanted["reasoning_effort"] = body.reasoning_effort
+    return {**_synonyms(wanted), **wanted}
 
 
-def _thinking_wanted(body: ChatFields, settings: Settings) -> bool:
+def _synonyms(wanted: Mapping[str, object]) -> dict[str, object]:
+    """Return what else templates call the variables that have one name in requests."""
+    is_kept, effort = wanted.get("preserve_reasoning", True), wanted.get("reasoning_effort")
+    synonyms: dict[str, object] = {"reasoning_strength": effort} if isinstance(effort, str) and effort else {}
+    if isinstance(is_kept, bool):
+        synonyms["preserve_thinking"] = is_kept
+        synonyms |= dict.fromkeys(("clear_thinking", "truncate_history_thinking", "drop_thinking"), not is_kept)
+    return synonyms
+
+
+def _thinking_wanted(body: ChatFields, settings: Settings, *, is_known: bool) -> bool:
+    """Whether the template is to be told to think: by default, where it is known what thinking looks like."""
     if body.reasoning_effort == "none":
         return False
     wanted = body.chat_template_kwargs.get("enable_thinking")
     if not isinstance(wanted, bool | None):
         raise FieldInvalid("chat_template_kwargs.enable_thinking", f"type must be boolean, but is {json_type(wanted)}")
-    return settings.reasoning != "off" if wanted is None else wanted
+    return is_known and settings.reasoning != "off" if wanted is None else wanted
 
 
 def _reasoning_format(body: ChatFields, settings: Settings) -> str:
     return settings.reasoning_format if body.reasoning_format is None else body.reasoning_format
-
-
-def _begun_reply(tail: str, tags: ReasoningTags | None, last: Message | None, *, thinks: bool) -> str:
-    """Return what the reply begins with: the message to continue, and the end of thinking where none is wanted. `tail`
-    is the start tag where the template has written it.
-    """
-    content = "" if last is None else str(last.get("content") or "")
-    thoughts = None if last is None else last.get("reasoning_content")
-    if tags is None:
-        return content
-    if thoughts:
-        start = "" if tail else f"{tags.start}\n"
-        return f"{start}{thoughts}" + (f"\n{tags.end}\n\n{content}" if content else "")
-    has_no_thoughts = tail and (content or not thinks)
-    return (tags.end if has_no_thoughts else "") + content
-
-
-def _message_to_continue(messages: list[Message], body: ChatFields) -> Message | None:
-    """Return the message whose text the reply is to continue, None where it starts afresh."""
-    if body.add_generation_prompt and body.continue_final_message:
-        raise FieldInvalid(
-            "continue_final_message", "Cannot set both add_generation_prompt and continue_final_message to true."
-        )
-    is_assistant = [message["role"] == "assistant" for message in messages[-2:]]
-    if not is_assistant or not is_assistant[-1]:
-        if body.continue_final_message:
-            raise FieldInvalid("continue_final_message", "the last message must be the assistant's")
-        return None
-    if not body.add_generation_prompt and not body.continue_final_message:
-        return None
-    if is_assistant == [True, True]:
-        raise FieldInvalid("messages", "Cannot have 2 or more assistant messages at the end of the list.")
-    if messages[-1].get("tool_calls"):
-        raise FieldInvalid("messages", "Cannot continue an assistant message that contains tool calls.")
-    sent = body.messages[-1] if body.messages else None
-    if isinstance(sent, dict) and isinstance(sent.get("content"), list):
-        return messages[-1] | {"content": read_text(sent["content"], "messages", between="\n\n")}
-    return messages[-1]

@@ -21,7 +21,7 @@ def messages_for_template(
     """Return the messages as the template is to have them. Raises FieldInvalid where the arguments of an earlier call
     are no JSON and the template wants to write them itself.
     """
-    if form.is_generic:
+    if not template.shows_calls or (form.is_generic and use.callable):
         shown = _in_words(messages)
     else:
         shown = [_with_template_calls(template, message, index) for index, message in enumerate(messages)]

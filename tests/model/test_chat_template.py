@@ -101,7 +101,8 @@ def oracle(source: str, messages: Messages, variables: Mapping[str, object], too
     [(CHATML, CHAT), (CHATML, SYSTEM), (LLAMA3, CHAT), (LLAMA3, SYSTEM), (MISTRAL, CHAT), (QWEN, SYSTEM)],
 )
 def test_prompts_are_those_of_transformers(source: str, messages: Messages, prompt: bool) -> None:
-    rendered = ChatTemplate(source, special_tokens=SPECIAL).render(messages, add_generation_prompt=prompt)
+    template = ChatTemplate(source, special_tokens=SPECIAL, now=lambda: datetime(2024, 7, 26))
+    rendered = template.render(messages, add_generation_prompt=prompt)
 
     assert rendered == oracle(source, messages, {"add_generation_prompt": prompt})
 
@@ -159,19 +160,40 @@ def test_a_templates_refusal_carries_its_message() -> None:
     ("source", "messages"),
     [
         ("{{ messages[0].content + 'x' }}", [{"content": ["parts"]}]),
-        ("{{ messages[0].content.missing.deeper }}", [{"content": "x"}]),
         ("{{ messages[0].content | tojson }}", [{"content": {1, 2}}]),
         ("{{ 1 / messages[0].content }}", [{"content": 0}]),
         ("{{ messages.append(1) }}", []),
+        ("{{ messages[0].content.append(1) }}", [{"content": []}]),
+        ("{{ messages[0].update({}) }}", [{"content": "x"}]),
         ("{{ messages.__class__.__mro__ }}", []),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", []),
-        ("{{ {}['x'].y }}", []),
+        ("{{ {}['x'] + 1 }}", []),
+        ("{{ {}['x']() }}", []),
         ("{{ '%d' | format(messages) }}", []),
     ],
 )
 def test_messages_that_a_template_cannot_render_are_refused(source: str, messages: Messages) -> None:
     with pytest.raises(TemplateError, match="the chat template refuses the messages: "):
         ChatTemplate(source).render(messages)
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("{{ messages[0].content.deeper }}", ""),
+        ("{{ missing.field + 'a' }}", "a"),
+        ("{{ 'a' + missing['field'] ~ missing }}", "a"),
+        ("{% for tool in tools %}a{% endfor %}", ""),
+        ("{{ tools is defined }}", "False"),
+        ("{% set own = [] %}{% set _ = own.append(1) %}{% set _ = own.append(2) %}{{ own.pop(0) }}{{ own }}", "1[2]"),
+        ("{{ ['a'] | map('upper') | tojson }}", '["A"]'),
+        ("{{ '<a>' | safe + '<b>' }}", "<a><b>"),
+        ("{{ '' + functions }}", ""),
+        ("{{ date_string }} {{ datetime }}", "26 Jul 2024 Jul 26 2024"),
+    ],
+)
+def test_what_is_not_there_is_no_text_as_in_llama_server(source: str, shown: str) -> None:
+    assert ChatTemplate(source, now=lambda: datetime(2024, 7, 26)).render([]) == shown
 
 
 @pytest.mark.parametrize("tool_use", [False, True])

@@ -214,31 +214,6 @@ def test_earlier_thinking_goes_to_the_template() -> None:
     assert "<assistant><think>hm</think>Hi.\n" in shown
 
 
-@pytest.mark.parametrize(
-    ("source", "message", "end", "is_begun"),
-    [
-        (chat_templates.HERMES_THINKING, {"content": "So"}, "<assistant>So", False),
-        (chat_templates.HERMES_THINKING, {"content": "<think>hm"}, "<assistant><think>hm", True),
-        (chat_templates.HERMES_THINKING, {"content": "", "reasoning_content": "hm"}, "<assistant><think>\nhm", True),
-        (
-            chat_templates.HERMES_THINKING,
-            {"content": "So", "reasoning_content": "hm"},
-            "<assistant><think>\nhm\n</think>\n\nSo",
-            False,
-        ),
-        (chat_templates.THINKING_BEGUN, {"content": "So"}, "<think>\n</think>So", False),
-        (chat_templates.THINKING_BEGUN, {"content": "", "reasoning_content": "hm"}, "<assistant><think>\nhm", True),
-    ],
-)
-def test_a_reply_that_was_begun_goes_on_where_it_was(
-    source: str, message: dict[str, object], end: str, is_begun: bool
-) -> None:
-    rendered = render(source, messages=[USER, {"role": "assistant", **message}])
-    assert rendered.prompt.endswith(end)
-    assert rendered.form is not None
-    assert rendered.form.is_reasoning_begun is is_begun
-
-
 def test_a_chat_without_tools_and_thinking_has_no_form() -> None:
     assert render(chat_templates.PLAIN, messages=[USER]).form is None
     assert render(chat_templates.HERMES_THINKING, messages=[USER], reasoning_format="none").form is None

@@ -1,0 +1,79 @@
+"""What a reply begins with, in the words of its template."""
+
+import pytest
+
+from model.chat_template import ChatTemplate
+from server.chat.prompt import RenderedChat, render_chat
+from server.schemas import ChatFields, parse
+from tests.model.test_reply_layout import BEGINS_THINKING, CHANNELS, QWEN, RECIPIENTS
+from tests.server import chat_templates
+from tests.server.fakes import fake_settings
+
+USER = {"role": "user", "content": "hi"}
+SO: dict[str, object] = {"content": "So"}
+THOUGHT: dict[str, object] = {"content": "", "reasoning_content": "hm"}
+BOTH: dict[str, object] = {**SO, **THOUGHT, "content": "So"}
+OFF = {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+def render(source: str, message: dict[str, object], **body: object) -> RenderedChat:
+    """Render a conversation that ends with the assistant's message."""
+    fields = parse(ChatFields, {"messages": [USER, {"role": "assistant", **message}], **body})
+    return render_chat(ChatTemplate(source), fields, fake_settings())
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "end", "is_begun"),
+    [
+        (chat_templates.HERMES_THINKING, SO, "<assistant><think></think>So", False),
+        (chat_templates.HERMES_THINKING, {"content": "<think>hm"}, "<assistant><think>hm", True),
+        (chat_templates.HERMES_THINKING, THOUGHT, "<assistant><think>hm", True),
+        (chat_templates.HERMES_THINKING, BOTH, "<assistant><think>hm</think>So", False),
+        (chat_templates.THINKING_BEGUN, SO, "<assistant><think></think>So", False),
+        (chat_templates.THINKING_BEGUN, THOUGHT, "<assistant><think>hm", True),
+        (chat_templates.THINKING_BEGUN, {"content": None}, "<assistant><think>\n", True),
+        (QWEN, SO, "<|assistant|><think>\n\n</think>\n\nSo", False),
+        (QWEN, BOTH, "<|assistant|><think>\nhm\n</think>\n\nSo", False),
+        (BEGINS_THINKING, SO, "<|assistant|><think>\n\n</think>\n\nSo", False),
+        (BEGINS_THINKING, THOUGHT, "<|assistant|><think>\nhm", True),
+    ],
+)
+def test_a_reply_that_was_begun_goes_on_where_it_was(
+    source: str, message: dict[str, object], end: str, is_begun: bool
+) -> None:
+    rendered = render(source, message)
+    assert rendered.prompt.endswith(end)
+    assert rendered.form is not None
+    assert rendered.form.is_reasoning_begun is is_begun
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "end"),
+    [
+        (
+            CHANNELS,
+            SO,
+            "<|assistant|><|channel|>analysis<|message|><|end|><|assistant|><|channel|>final<|message|>So",
+        ),
+        (CHANNELS, THOUGHT, "<|assistant|><|channel|>analysis<|message|>hm"),
+        (RECIPIENTS, SO, "<|assistant|>>>>all\nSo"),
+        (chat_templates.PLAIN, SO, "<assistant>So"),
+    ],
+)
+def test_what_a_template_writes_around_a_message_is_written(source: str, message: dict[str, object], end: str) -> None:
+    assert render(source, message).prompt.endswith(f"hi{end}" if source != chat_templates.PLAIN else f"hi\n{end}")
+
+
+@pytest.mark.parametrize(
+    ("source", "end"),
+    [
+        (chat_templates.HERMES_THINKING, "<assistant><think></think>So"),
+        ("{{ messages[0].content }}{{ '' if enable_thinking else '</think>' }}{# <think> #}", "</think>So"),
+    ],
+)
+def test_a_prompt_says_once_that_there_is_no_thinking(source: str, end: str) -> None:
+    assert render(source, SO, **OFF).prompt.endswith(f"hi{end}" if "messages[0]" in source else end)
+
+
+def test_an_empty_message_begins_nothing() -> None:
+    assert render(QWEN, {"content": ""}).prompt == "<|user|>hi<|assistant|>"
