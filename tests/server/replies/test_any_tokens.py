@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,9 @@ from server.replies.reasoning import ReasoningTags
 from server.replies.reply import ReplyForm, read_reply
 from server.replies.text_rules import TextRules
 from server.replies.transcript import Transcript
-from server.tools.formats import GENERIC, CallFormat, Layout
+from server.tools import formats
+from server.tools.fields import Tool
+from server.tools.formats import GENERIC
 from tests.model.constraint_parts import make_tokenizer
 from tests.server.fakes import base_list, byte_tokenizer
 
@@ -39,10 +42,12 @@ vocabularies = st.one_of(
 ).map(lambda tokenizer: tokenizer.enlarged(tokenizer.vocab_size + 2))
 CALLS = (
     GENERIC,
-    CallFormat("<tool_call>", "</tool_call>", "arguments"),
-    CallFormat("", "", "parameters", optional_opener="<think>"),
-    CallFormat("a", "", "arguments", Layout.ARRAY),
-    CallFormat("a", "", "arguments", Layout.NAMED),
+    formats.HERMES,
+    replace(formats.LLAMA, optional_opener="<think>"),
+    replace(formats.MISTRAL, section_opener="a"),
+    replace(formats.MISTRAL_NAMED, opener="a"),
+    replace(formats.GLM, opener="a"),
+    formats.QWEN_CODER,
 )
 forms = st.builds(
     ReplyForm,
@@ -50,7 +55,7 @@ forms = st.builds(
     is_reasoning_begun=st.booleans(),
     keeps_reasoning=st.booleans(),
     calls=st.sampled_from([None, *CALLS]),
-    tool_names=st.just(frozenset({"f"})),
+    tools=st.just((Tool("f", "", {}),)),
 )
 rules = st.builds(
     TextRules,
