@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from model.constraint import ConstraintError, Syntax
 from model.tokenizer import Tokenizer
 from server.adapters.registry import ServedList
 from server.chat.prompt import RenderedChat
@@ -10,8 +11,14 @@ from server.engine import Engine
 from server.errors import FieldInvalid
 from server.generation import Choice, make_choices
 from server.replies.reasoning_budget import ReasoningBudget
+from server.replies.reply import ReplyForm
 from server.schemas import GenerationBody
 from server.tools.constraint import tool_constraint
+from server.tools.fields import ToolUse
+
+_BESIDE_TOOLS = (Syntax.JSON_SCHEMA, Syntax.REGEX)
+"""A reply that is no call may keep to these: to a schema or a call, or else to an expression alone, for llguidance
+would take the beginning of a call for the expression's."""
 
 
 async def make_chat_choices(
@@ -54,17 +61,28 @@ def _limit_thinking(choice: Choice, budget: ReasoningBudget) -> None:
 
 
 def _constraint(body: GenerationBody, tokenizer: Tokenizer, chat: RenderedChat) -> WantedConstraint | None:
-    """Return what the body asks for, behind thinking where the reply may begin with some, or else what the tools ask
-    for; None where neither does. Raises FieldInvalid, also where both ask for what cannot be together.
+    """Return what the body asks for, behind thinking where the reply may begin with some, and what the tools ask for;
+    None where neither does. Raises FieldInvalid, also where both ask for what cannot be together.
     """
-    form, use = chat.form, chat.use
-    sources = list(body.constraint_sources())
-    if sources and use.callable and (use.choice == "required" or "grammar" in sources[0].field):
-        raise FieldInvalid(sources[0].field, "Cannot use custom grammar constraints with tools.")
-    if not sources:
-        return tool_constraint(form, use, tokenizer) if form is not None and use.callable else None
-    wanted = read_constraint(body, tokenizer)
-    if wanted is None or form is None or wanted.text.triggers is not None:
+    form, use, wanted = chat.form, chat.use, read_constraint(body, tokenizer)
+    if wanted is not None and use.callable and (wanted.text.triggers or wanted.text.syntax not in _BESIDE_TOOLS):
+        raise FieldInvalid(wanted.field, "Cannot use custom grammar constraints with tools.")
+    if form is None:
+        return wanted
+    is_regex = wanted is not None and wanted.text.syntax is Syntax.REGEX
+    if use.callable and (use.choice == "required" or not is_regex):
+        return _calls_or_text(form, use, tokenizer, wanted)
+    if wanted is None or wanted.text.triggers is not None:
         return wanted
     preserved = wanted.text.preserved | form.visible_ids(tokenizer)
     return replace(wanted, text=replace(wanted.text, thinking=form.thinking, preserved=preserved))
+
+
+def _calls_or_text(
+    form: ReplyForm, use: ToolUse, tokenizer: Tokenizer, schema: WantedConstraint | None
+) -> WantedConstraint | None:
+    try:
+        return tool_constraint(form, use, tokenizer, schema)
+    except ConstraintError as error:
+        assert schema is not None
+        raise FieldInvalid(schema.field, str(error)) from None

@@ -4,7 +4,7 @@ arguments that fit the tools' schemas.
 Written in llguidance's own language of grammars. A reply may begin with thinking, where the model thinks.
 """
 
-from model.constraint import ConstraintText, Syntax
+from model.constraint import ConstraintText, Syntax, schema_with_whitespace
 from model.constraint_triggers import Triggers
 from model.tokenizer import Tokenizer
 from server.constraint_fields import WantedConstraint
@@ -16,22 +16,32 @@ from server.tools.notation import literal
 _SPACE = r"/\n{0,2} {0,4}/"
 
 
-def tool_constraint(form: ReplyForm, use: ToolUse, tokenizer: Tokenizer) -> WantedConstraint | None:
-    """Return what a request's tools ask for: calls, where one must come; where one may, calls from the first marker of
-    one on; None where nothing shows that one begins.
+def tool_constraint(
+    form: ReplyForm, use: ToolUse, tokenizer: Tokenizer, schema: WantedConstraint | None = None
+) -> WantedConstraint | None:
+    """Return what a request's tools ask for: calls, where one must come; where one may, calls or a text that fits a
+    JSON `schema`, or without one calls from the first marker of one on; None where nothing shows that one begins.
+    Raises ConstraintError where `schema` is none.
     """
     calls = form.calls
-    if calls is None or (use.choice != "required" and not calls.trigger):
-        return None
+    if use.choice == "required":
+        schema = None  # there is no text
+    elif calls is None or (schema is None and not calls.trigger):
+        return schema
+    assert calls is not None
     shown_ids = form.visible_ids(tokenizer)
-    triggers = None
-    if use.choice != "required":
+    triggers, field, rules = None, "tools", _call_rules(calls, use)
+    if schema is not None:
+        field, shown_ids = f"{schema.field} and tools", shown_ids | schema.text.preserved
+        text = f"%json {schema_with_whitespace(schema.text.text)}"
+        rules = {**rules, "start": "calls | text", "calls": rules["start"], "text": text}
+    elif use.choice != "required":
         trigger_ids = tokenizer.encode(calls.trigger)
         ids = tuple(trigger_ids) if shown_ids.issuperset(trigger_ids) else ()
         triggers = Triggers((calls.trigger, *calls.bare_openers(use.callable)), ids)
-    text = "\n".join(f"{name}: {rule}" for name, rule in _call_rules(calls, use).items())
+    grammar = "\n".join(f"{name}: {rule}" for name, rule in rules.items())
     thinking = form.thinking if triggers is None else None
-    return WantedConstraint("tools", ConstraintText(Syntax.LARK, text, triggers, shown_ids, thinking))
+    return WantedConstraint(field, ConstraintText(Syntax.LARK, grammar, triggers, shown_ids, thinking))
 
 
 def _call_rules(form: CallFormat, use: ToolUse) -> dict[str, str]:

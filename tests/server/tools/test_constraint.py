@@ -11,13 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from model.constraint import ConstraintCompiler
+from model.constraint import ConstraintCompiler, ConstraintText, Syntax
+from server.constraint_fields import WantedConstraint
 from server.replies.parts import Reply
 from server.replies.reasoning import ReasoningTags
 from server.replies.reply import ReplyForm, read_reply
 from server.tools.constraint import tool_constraint
 from server.tools.fields import Tool, ToolUse
-from server.tools.formats import GENERIC, HERMES
+from server.tools.formats import GENERIC, HERMES, CallFormat
 from tests.server import chat_templates
 from tests.server.constrained import SamplingExecutor
 from tests.server.fakes import TURN, byte_tokenizer, fake_engine, fake_limits
@@ -103,13 +104,43 @@ def test_the_other_dialects_require_calls_too(client: httpx.Client) -> None:
     check(json.loads(response["output"][0]["arguments"]), {"ok", "kind"})
 
 
+FORM = {"type": "json_schema", "json_schema": {"schema": {**SCHEMA, "additionalProperties": False}}}
+
+
+def test_a_reply_beside_tools_is_a_call_or_has_the_form_that_is_asked_for(client: httpx.Client) -> None:
+    fields = {"response_format": FORM, "tool_choice": "auto", "max_tokens": 3000}
+    for seed in range(4):
+        [choice] = client.post("/v1/chat/completions", json=CHAT | fields | {"seed": seed}).json()["choices"]
+        message = choice["message"]
+        if choice["finish_reason"] == "tool_calls":
+            required = {"first": {"ok", "kind"}, "second": {"kind"}}
+            for call in message["tool_calls"]:
+                check(json.loads(call["function"]["arguments"]), required[call["function"]["name"]])
+        else:
+            assert choice["finish_reason"] == "stop"
+            check(json.loads(message["content"]), {"ok", "kind"})
+
+
+def test_a_form_of_the_text_means_nothing_where_a_call_must_come(client: httpx.Client) -> None:
+    answers = [
+        client.post("/v1/chat/completions", json=CHAT | {"seed": 1} | fields).json()["choices"][0]
+        for fields in ({}, {"response_format": FORM})
+    ]
+    assert [answer["finish_reason"] for answer in answers] == ["tool_calls", "tool_calls"]
+    first, second = ([call["function"] for call in answer["message"]["tool_calls"]] for answer in answers)
+    assert first == second
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "hiccup"}}}]}, "tools"),
         ({"grammar": "root ::= x"}, "grammar"),
         ({"grammar": "root ::= x", "tool_choice": "auto"}, "grammar"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_grammar": "root ::= [x]", "tool_choice": "auto"}, "guided_grammar"),
+        ({"ebnf": "root ::= [x]", "tool_choice": "auto"}, "ebnf"),
+        ({"response_format": {"type": "json_object", "schema": {"type": "hiccup"}}, "tool_choice": "auto"}, "response"),
+        ({"json_schema": {"type": "object", "x-guidance": 1}, "tool_choice": "auto"}, "json_schema"),
     ],
 )
 def test_what_cannot_be_kept_to_is_refused(client: httpx.Client, fields: dict[str, object], field: str) -> None:
@@ -149,10 +180,10 @@ def generated(form: ReplyForm, use: ToolUse, seed: int) -> Reply:
     return read_reply(form, said.decode())
 
 
-def refused_from(form: ReplyForm, use: ToolUse, tokens: list[int]) -> int | None:
+def refused_from(form: ReplyForm, use: ToolUse, tokens: list[int], text: WantedConstraint | None = None) -> int | None:
     """Return the place of the first token that a constraint forbids; None where the text may also end then."""
     tokenizer = byte_tokenizer()
-    wanted = tool_constraint(form, use, tokenizer)
+    wanted = tool_constraint(form, use, tokenizer, text)
     assert wanted is not None
     token_filter = COMPILER.compile(tokenizer, wanted.text).result().begin()
     for place, token_id in enumerate(tokens):
@@ -254,3 +285,28 @@ def test_a_marker_may_be_a_control_token(choice: Any) -> None:
 
 def test_nothing_tells_that_a_call_without_a_marker_begins() -> None:
     assert tool_constraint(ReplyForm(calls=GENERIC), replace(USE, choice="auto"), byte_tokenizer()) is None
+
+
+NAMED = '{"type": "object", "properties": {"name": {"type": "string"}}, "additionalProperties": false}'
+TEXT = WantedConstraint("json_schema", ConstraintText(Syntax.JSON_SCHEMA, NAMED))
+
+
+@pytest.mark.parametrize("form", [GENERIC, HERMES])
+@pytest.mark.parametrize(
+    ("said", "is_parsed_as"),
+    [
+        (CALL, "call"),
+        ('{"name": "free"}', "text"),
+        ('{"name": "f", "sky": 1}', None),
+        ("no", None),
+        ("", None),
+    ],
+)
+def test_calls_and_the_text_of_a_form_may_begin_alike(form: CallFormat, said: str, is_parsed_as: str | None) -> None:
+    if is_parsed_as == "call" and form is HERMES:
+        said = f"<tool_call>\n{said}\n</tool_call>"
+    reply_form = ReplyForm(calls=form, tools=USE.callable)
+    refused = refused_from(reply_form, replace(USE, choice="auto"), list(said.encode()), TEXT)
+    assert (refused is None) == (is_parsed_as is not None)
+    if is_parsed_as is not None:
+        assert bool(read_reply(reply_form, said).calls) == (is_parsed_as == "call")
