@@ -3,15 +3,18 @@
 guidellm wants torch, and vLLM's benchmark imports it. A plain `pip install` would fetch the CUDA build of several
 gigabytes; so a CPU build is installed first where pip's own configuration has one at hand (find-links) or
 TORCH_INDEX_URL names an index of such, as the Makefile does for the server itself. vLLM's wheel is a gigabyte of CUDA
-kernels: only the Python files of its source distribution are taken, and only the packages that its benchmark imports.
+kernels: only the Python files of its source distribution are taken, and only the packages that its benchmark imports,
+in the versions that the distribution asks for.
 """
 
 import hashlib
 import io
 import os
+import re
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,21 +22,9 @@ from tests.model.fetch_converter import fetch_archive, index_url
 
 _VLLM = "0.33.0"
 _VLLM_IMPORTS = (
-    *(
-        "aiohttp",
-        "cachetools",
-        "cbor2",
-        "cloudpickle",
-        "gguf",
-        "llguidance",
-        "msgspec",
-        "numpy",
-        "openai",
-        "openai-harmony",
-    ),
-    *("opencv-python-headless", "partial-json-parser", "pillow", "prometheus-client", "psutil", "py-cpuinfo"),
-    *("pybase64", "pydantic", "python-json-logger", "pyyaml", "pyzmq", "regex", "requests", "setproctitle"),
-    *("tqdm", "transformers", "uvloop", "xgrammar"),
+    "aiohttp cachetools cbor2 cloudpickle einops fastapi gguf llguidance msgspec numpy openai openai-harmony "
+    "opencv-python-headless partial-json-parser pillow prometheus-client psutil py-cpuinfo pybase64 pydantic "
+    "python-json-logger pyyaml pyzmq regex requests setproctitle tqdm transformers uvloop xgrammar"
 )
 
 
@@ -63,7 +54,7 @@ CLIENTS = (
     Client("locust", ("locust",), "load_tools", is_load_tool=True),
     Client(
         "vllm",
-        _VLLM_IMPORTS,
+        tuple(_VLLM_IMPORTS.split()),
         "load_tools",
         needs_torch=True,
         source=("vllm", f"vllm-{_VLLM}.tar.gz"),
@@ -97,9 +88,12 @@ def prepare(client: Client, folder: Path) -> Environment:
     _run(sys.executable, "-m", "venv", "--clear", str(home))
     if client.needs_torch:
         _install_torch(python)
-    _run(str(python), "-m", "pip", "install", "--quiet", *client.requirements)
+    requirements: Sequence[str] = client.requirements
     if client.source is not None:
-        _unpack_python(fetch_archive(index_url(), *client.source), client.source[0], source)
+        project = client.source[0]
+        _unpack_python(fetch_archive(index_url(), *client.source), project, source)
+        requirements = _in_versions_of(source / f"{project}.egg-info" / "requires.txt", requirements)
+    _run(str(python), "-m", "pip", "install", "--quiet", *requirements)
     stamp.write_text(made_of)
     return environment
 
@@ -121,6 +115,13 @@ def _unpack_python(archive: bytes, project: str, folder: Path) -> None:
             is_module = name.startswith(f"{project}/") and name.endswith(".py")
             if entry.isfile() and (is_module or name.startswith(f"{project}.egg-info/")):
                 tar.extract(entry.replace(name=name), folder, filter="data")
+
+
+def _in_versions_of(file: Path, names: Sequence[str]) -> list[str]:
+    """Return the packages with the versions that a distribution's list asks for; without where it names none."""
+    required, *_ = re.split(r"^\[[^:]", file.read_text(encoding="utf-8"), maxsplit=1, flags=re.MULTILINE)
+    asked: dict[str, str] = dict(re.findall(r"^([\w.-]+)(?:\[.*?\])?(.*)$", required, re.MULTILINE))
+    return [f"{name}{asked.get(name) or asked.get(name.replace('-', '_'), '')}" for name in names]
 
 
 def _run(*command: str) -> None:
