@@ -6,17 +6,22 @@ model's text begins with the space that the model was trained to see there.
 
 import copy
 import hashlib
-import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 
+from tokenizers import Tokenizer as Encoder
+
 from model.chat_template import ChatTemplate
 from model.config import CheckpointError
+from model.text_bound import text_bound
 from model.tokenizer_gguf import vocabulary_from_gguf
 from model.tokenizer_hf import vocabulary_from_directory
 from model.vocabulary import Vocabulary
 from model.weights import Checkpoint
+
+_LONG_TEXT = 2048
+"""Characters from which other threads go on while a text is encoded."""
 
 
 class Tokenizer:
@@ -50,13 +55,15 @@ class Tokenizer:
                 special_tokens=vocabulary.special_tokens,
                 tool_use_source=vocabulary.tool_use_template,
             )
+        self._text_bound = text_bound(vocabulary)
         self._control_ids = vocabulary.control_ids | self.eog_ids
-        self._encoder_lock = threading.Lock()
+        # Whether special tokens are parsed is a state of an encoder, which must not change under another thread.
+        self._encoders = {True: vocabulary.encoder, False: _unparsing(vocabulary.encoder)}
 
     def enlarged(self, vocab_size: int) -> "Tokenizer":
         """Return the same tokenizer for a vocabulary that is as large or larger: its new ids have the empty piece."""
         assert vocab_size >= self.vocab_size
-        other = copy.copy(self)  # one encoder, so one lock
+        other = copy.copy(self)
         other.vocab_size = vocab_size
         return other
 
@@ -68,10 +75,12 @@ class Tokenizer:
         are no characters, become U+FFFD.
         """
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        encoder = self.vocabulary.encoder
-        with self._encoder_lock:  # whether special tokens are parsed is a state of the encoder
-            encoder.encode_special_tokens = not parse_special
+        encoder = self._encoders[parse_special]
+        if len(text) < _LONG_TEXT:
             ids: list[int] = encoder.encode(text, add_special_tokens=False).ids
+        else:  # `encode` keeps the interpreter's lock
+            [encoding] = encoder.encode_batch_fast([text], add_special_tokens=False)
+            ids = encoding.ids
         if add_special and self.adds_bos and ids[:1] != [self.bos_id]:
             assert self.bos_id is not None
             return [self.bos_id, *ids]
@@ -91,6 +100,11 @@ class Tokenizer:
         pieces = self.vocabulary.pieces
         return pieces[token_id] if token_id < len(pieces) else b""
 
+    def fewest_tokens(self, text: str) -> int:
+        """Return a number of tokens that a text has at least, without encoding it: far below the truth, and 0 where
+        nothing is known."""
+        return 0 if self._text_bound is None else self._text_bound.fewest_tokens(text)
+
     @cached_property
     def digest(self) -> str:
         """The hash of what tokens stand for. Tokenizers with one digest give the same text for the same tokens."""
@@ -100,6 +114,20 @@ class Tokenizer:
     def is_control(self, token_id: int) -> bool:
         """Whether the token has a role instead of a text, or ends generation: generated content does not show it."""
         return token_id in self._control_ids
+
+
+def _unparsing(encoder: Encoder) -> Encoder:
+    """Return an encoder for which the text of special tokens is text like any other, and which shares all else."""
+    added = encoder.get_added_tokens_decoder()
+    other = Encoder(encoder.model)
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        if getattr(encoder, part) is not None:
+            setattr(other, part, getattr(encoder, part))
+    other.add_tokens([added[token_id] for token_id in sorted(added)])
+    if other.get_added_tokens_decoder() != added:  # their ids have gaps
+        other = Encoder.from_str(encoder.to_str())
+    other.encode_special_tokens = True
+    return other
 
 
 def load_tokenizer(checkpoint: Checkpoint, chat_template: str | None = None) -> Tokenizer:

@@ -29,10 +29,11 @@ class PromptEmpty(PromptRefused):
 class PromptTooLong(PromptRefused):
     """The prompt leaves no room for one generated token."""
 
-    def __init__(self, num_tokens: int, max_context: int) -> None:
+    def __init__(self, num_tokens: int, max_context: int, *, is_counted: bool = True) -> None:
+        """`num_tokens` is what the prompt has; where it was not counted, what it has at least."""
+        num = f"{num_tokens} tokens" if is_counted else f"at least {num_tokens} tokens"
         super().__init__(
-            f"request ({num_tokens} tokens) exceeds the available context size ({max_context} tokens), "
-            "try increasing it"
+            f"request ({num}) exceeds the available context size ({max_context} tokens), try increasing it"
         )
         self.num_tokens = num_tokens
         self.max_context = max_context

@@ -4,10 +4,14 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 MAX_INT32 = 2**31 - 1
+MAX_STOP_STRINGS = 128
+"""Each character of an answer is compared with every one of them."""
+MAX_STOP_CHARACTERS = 2**16
+"""Of all together."""
 
 
 def json_type(value: object) -> str:
@@ -97,6 +101,15 @@ def _text_or_texts(value: object) -> tuple[str, ...]:
     return tuple(texts)
 
 
+def _bounded_stop(stop: tuple[str, ...]) -> tuple[str, ...]:
+    if len(stop) > MAX_STOP_STRINGS:
+        raise refuse(f"must be at most {MAX_STOP_STRINGS} strings, but are {len(stop)}")
+    num_characters = sum(map(len, stop))
+    if num_characters > MAX_STOP_CHARACTERS:
+        raise refuse(f"must have at most {MAX_STOP_CHARACTERS} characters together, but has {num_characters}")
+    return stop
+
+
 IS_OBJECT = BeforeValidator(_typed(dict, "object"))
 Flag: TypeAlias = Annotated[bool, BeforeValidator(_typed(bool, "boolean"))]
 Text: TypeAlias = Annotated[str, BeforeValidator(_typed(str, "string"))]
@@ -104,3 +117,5 @@ JsonObject: TypeAlias = Annotated[dict[str, object], IS_OBJECT]
 JsonArray: TypeAlias = Annotated[list[object], BeforeValidator(_typed(list, "array"))]
 Texts: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_text_or_texts, json_schema_input_type=str | list[str])]
 """One string or several."""
+StopTexts: TypeAlias = Annotated[Texts, AfterValidator(_bounded_stop)]
+"""The same, where they end an answer."""

@@ -11,8 +11,10 @@ from model.constraint import ConstraintText
 from model.tokenizer import Tokenizer
 from scheduler.batch import SamplerChain, SamplingParams
 from scheduler.context_shift import ContextShift
+from scheduler.errors import PromptTooLong
 from scheduler.request import Request
 from server.adapters.registry import ServedList
+from server.aside import in_proportion
 from server.constraint_fields import WantedConstraint, compile_constraint, read_constraint, read_preserved
 from server.engine import Engine
 from server.errors import BodyInvalid, FieldInvalid
@@ -27,7 +29,7 @@ Prompt: TypeAlias = tuple[int | str, ...]
 RANDOM_SEED = 2**32 - 1
 """llama-server's -1 as an unsigned number: choose one."""
 _LONG_TEXT = 8192
-"""Characters from which a text is tokenised off the event loop, where it would delay everybody's tokens."""
+"""Characters, and token ids, from which prompts are encoded off the event loop: it would delay everybody's tokens."""
 
 _PLAIN = TextRules()
 
@@ -70,9 +72,9 @@ def read_prompt(value: object, field: str) -> Prompt:
             raise FieldInvalid(f"{field}.multimodal_data", "is not supported; this server takes text only")
         return read_prompt(value.get("prompt_string"), f"{field}.prompt_string")
     if isinstance(value, list):
-        for index, item in enumerate(value):
-            if not is_id(item) and not isinstance(item, str):
-                raise FieldInvalid(f"{field}[{index}]", f"must be a token id or a string, but is {json_type(item)}")
+        if not {int, str}.issuperset(map(type, value)):
+            index, item = next((i, item) for i, item in enumerate(value) if type(item) not in (int, str))
+            raise FieldInvalid(f"{field}[{index}]", f"must be a token id or a string, but is {json_type(item)}")
         return tuple(value)
     raise FieldInvalid(
         field,
@@ -99,17 +101,49 @@ async def encode_prompt(
     """
 
     def encode() -> tuple[int, ...]:
-        ids: list[int] = []
-        for index, part in enumerate(prompt):
-            if isinstance(part, str):
-                ids += tokenizer.encode(part, add_special=add_special and index == 0, parse_special=parse_special)
-            else:
-                ids.append(checked_token_id(tokenizer, part, f"{field}[{index}]"))
-        return tuple(ids)
+        return _encode(tokenizer, prompt, field, add_special=add_special, parse_special=parse_special)
 
-    if sum(len(part) for part in prompt if isinstance(part, str)) < _LONG_TEXT:
-        return encode()
-    return await asyncio.to_thread(encode)
+    return encode() if _size((prompt,)) < _LONG_TEXT else await asyncio.to_thread(encode)
+
+
+async def encode_prompts(
+    tokenizer: Tokenizer, prompts: Sequence[Prompt], field: str, max_context: int
+) -> list[tuple[int, ...]]:
+    """Return the tokens of prompts that are to be computed. Raises FieldInvalid, and PromptTooLong, before anything is
+    encoded, where one cannot fit into `max_context` tokens.
+    """
+    for prompt in prompts:
+        _refuse_absurd_length(tokenizer, prompt, max_context)
+
+    def encode() -> list[tuple[int, ...]]:
+        return [_encode(tokenizer, prompt, field, add_special=True, parse_special=True) for prompt in prompts]
+
+    return encode() if _size(prompts) < _LONG_TEXT else await asyncio.to_thread(encode)
+
+
+def _size(prompts: Sequence[Prompt]) -> int:
+    return sum(len(part) if isinstance(part, str) else 1 for prompt in prompts for part in prompt)
+
+
+def _refuse_absurd_length(tokenizer: Tokenizer, prompt: Prompt, max_context: int) -> None:
+    is_counted = str not in set(map(type, prompt))
+    num_tokens = len(prompt)
+    if not is_counted:
+        num_tokens = sum(tokenizer.fewest_tokens(part) if isinstance(part, str) else 1 for part in prompt)
+    if num_tokens >= max_context:
+        raise PromptTooLong(num_tokens, max_context, is_counted=is_counted)
+
+
+def _encode(
+    tokenizer: Tokenizer, prompt: Prompt, field: str, *, add_special: bool, parse_special: bool
+) -> tuple[int, ...]:
+    ids: list[int] = []
+    for index, part in enumerate(prompt):
+        if isinstance(part, str):
+            ids += tokenizer.encode(part, add_special=add_special and index == 0, parse_special=parse_special)
+        else:
+            ids.append(checked_token_id(tokenizer, part, f"{field}[{index}]"))
+    return tuple(ids)
 
 
 def checked_token_id(tokenizer: Tokenizer, token_id: int, field: str) -> int:
@@ -136,7 +170,9 @@ async def make_choices(
     num_slots = engine.loop.scheduler.limits.num_slots
     num_choices = _num_choices(body, num_slots)
     tokenizer = served.tokenizer
-    sampling = _sampling(engine, body, tokenizer, await read_chain(body, tokenizer, engine.settings.chain))
+    chain = await read_chain(body, tokenizer, engine.settings.chain)
+    logit_bias = await in_proportion(lambda: _logit_bias(tokenizer, body), body.logit_bias)
+    sampling = _sampling(engine, body, chain, logit_bias)
     max_new_tokens = _max_new_tokens(engine, body)
     eog_ids = _eog_ids(tokenizer, body)
     _check_min_tokens(body.min_tokens, max_new_tokens, eog_ids, sampling, tokenizer)
@@ -145,7 +181,7 @@ async def make_choices(
     if constraint is not None:
         sampling = replace(sampling, constraint=constraint.digest)
     rules = replace(body.text_rules, shown_ids=read_preserved(body.preserved_tokens, tokenizer))
-    encoded = [await encode_prompt(tokenizer, prompt, field) for prompt in prompts]
+    encoded = await encode_prompts(tokenizer, prompts, field, engine.loop.scheduler.limits.max_context)
     in_effect = [served.activate(prompt) for prompt in encoded]
     choices = [
         Choice(
@@ -227,7 +263,9 @@ def _check_min_tokens(
         raise FieldInvalid("min_tokens", "leaves no token: all others are forbidden by logit_bias")
 
 
-def _sampling(engine: Engine, body: GenerationBody, tokenizer: Tokenizer, chain: SamplerChain | None) -> SamplingParams:
+def _sampling(
+    engine: Engine, body: GenerationBody, chain: SamplerChain | None, logit_bias: tuple[tuple[int, float], ...]
+) -> SamplingParams:
     default = engine.default_sampling
     return SamplingParams(
         temperature=default.temperature if body.temperature is None else max(body.temperature, 0.0),
@@ -239,7 +277,7 @@ def _sampling(engine: Engine, body: GenerationBody, tokenizer: Tokenizer, chain:
         repeat_penalty=default.repeat_penalty if body.repeat_penalty is None else body.repeat_penalty,
         presence_penalty=default.presence_penalty if body.presence_penalty is None else body.presence_penalty,
         frequency_penalty=default.frequency_penalty if body.frequency_penalty is None else body.frequency_penalty,
-        logit_bias=_logit_bias(tokenizer, body),
+        logit_bias=logit_bias,
         seed=_seed(default.seed if body.seed is None else body.seed),
         num_logprobs=0 if body.num_logprobs is None and (body.best_of or 1) > body.n else body.num_logprobs,
         post_sampling_probs=body.post_sampling_probs,

@@ -305,7 +305,7 @@ class Settings(SamplerSettings):
     ] = 512
     max_body_bytes: Annotated[
         Positive, flag("--max-body-bytes", help="longest body of a request; a longer one gets 413", metavar="N")
-    ] = 32 * 2**20
+    ] = 8 * 2**20
     request_timeout: Annotated[
         float,
         Field(ge=0),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from model.chat_template import ChatTemplate
 from model.reply_layout import ThinkingLayout
+from server.aside import in_proportion
 from server.chat.begun_reply import begin_reply, end_unwanted_thinking, is_empty, message_to_continue
 from server.chat.messages import read_message
 from server.chat.template_fit import fields_for_template, texts_for_template
@@ -33,6 +34,17 @@ class RenderedChat:
     use: ToolUse
     budget: ReasoningBudget | None
     """Of thinking; None: there is no limit, or no thinking."""
+
+
+async def rendered_chat(
+    template: ChatTemplate | None, body: ChatFields, settings: Settings, *, is_constrained: bool = False
+) -> RenderedChat:
+    """Do as `render_chat` does; a long conversation delays nobody's tokens."""
+
+    def render() -> RenderedChat:
+        return render_chat(template, body, settings, is_constrained=is_constrained)
+
+    return await in_proportion(render, body.messages, body.tools, body.chat_template_kwargs)
 
 
 def render_chat(

@@ -11,7 +11,7 @@ from pydantic import AliasChoices, Field
 
 from server.constraint_fields import Source, format_sources
 from server.errors import FieldInvalid
-from server.fields import MAX_INT32, JsonArray, JsonObject, Texts, json_type, whole
+from server.fields import MAX_INT32, JsonArray, JsonObject, StopTexts, json_type, whole
 from server.messages.blocks import read_message, read_text
 from server.messages.context import forget_thoughts, num_kept_thoughts
 from server.messages.shapes import ContextManagement, MessagesMessage, MessagesTool, MessagesToolChoice, Thinking
@@ -53,7 +53,7 @@ class MessagesBody(MessagesFields, GenerationBody):
     }
 
     n_predict: Annotated[int, whole(1)] = Field(validation_alias=AliasChoices("max_tokens"))
-    stop: Texts = Field((), validation_alias=AliasChoices("stop_sequences"))
+    stop: StopTexts = Field((), validation_alias=AliasChoices("stop_sequences"))
     output_format: Annotated[object, documented(TextFormat)] = Field(None)
 
     def constraint_sources(self) -> Iterator[Source]:

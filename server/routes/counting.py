@@ -5,7 +5,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from server.arrival import list_for_now
-from server.chat.prompt import render_chat
+from server.aside import in_proportion
+from server.chat.prompt import rendered_chat
 from server.edge.door import engine_of
 from server.errors import JsonResponse
 from server.generation import encode_prompt
@@ -22,14 +23,15 @@ async def count_chat(request: Request) -> Response:
 async def count_responses(request: Request) -> Response:
     """Count the tokens of the prompt that a body for /v1/responses makes."""
     body = await read_body(request, ResponsesBody, engine_of(request).unknown_fields)
-    chat = responses_chat(body).model_copy(update={"model": body.model, "lora": body.lora})
+    chat = await in_proportion(lambda: responses_chat(body), body.input, body.tools)
+    chat = chat.model_copy(update={"model": body.model, "lora": body.lora})
     return await _count(request, chat, "input")
 
 
 async def _count(request: Request, chat: ChatFields, field: str) -> Response:
     engine = engine_of(request)
     async with list_for_now(request, engine, chat) as served:
-        rendered = render_chat(served.chat_template, chat, engine.settings)
+        rendered = await rendered_chat(served.chat_template, chat, engine.settings)
         ids = await encode_prompt(served.tokenizer, (rendered.prompt,), field)
     answer: PromptTokens = {"input_tokens": len(ids), "object": "response.input_tokens"}
     return JsonResponse(answer)

@@ -16,7 +16,7 @@ from server.embeddings.schema import EmbeddingsBody
 from server.embeddings.vectors import VectorForm
 from server.engine import Engine
 from server.errors import BodyInvalid, FeatureOff, FieldInvalid, dump_json
-from server.generation import Choice, encode_prompt
+from server.generation import Choice, encode_prompts
 from server.openapi.answers import EmbeddingEnvelope
 from server.schemas import read_body
 
@@ -92,7 +92,7 @@ def _form(engine: Engine, body: EmbeddingsBody, *, is_native: bool) -> VectorFor
 async def _choices(engine: Engine, body: EmbeddingsBody, served: ServedList, pooling: Pooling) -> list[Choice]:
     """Return a request for each input, attached to `served`."""
     field, inputs = body.prompts()
-    prompts = [await encode_prompt(served.tokenizer, each, field) for each in inputs]
+    prompts = await encode_prompts(served.tokenizer, inputs, field, engine.loop.scheduler.limits.max_context)
     if not all(prompts):
         raise BodyInvalid("Input content cannot be empty")
     requests = list(_requests(engine, served, prompts, pooling))

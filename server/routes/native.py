@@ -1,11 +1,15 @@
 """llama-server's own routes: /completion, /tokenize, /detokenize, /apply-template."""
 
+from collections.abc import Sequence
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from model.tokenizer import Tokenizer
 from server.arrival import list_for_answer, list_for_now
-from server.chat.prompt import render_chat
+from server.aside import in_proportion
+from server.chat.prompt import rendered_chat
 from server.edge.door import engine_of
 from server.errors import FieldInvalid, JsonResponse
 from server.fields import json_type
@@ -42,8 +46,12 @@ async def tokenize(request: Request) -> Response:
         ids = await encode_prompt(
             tokenizer, prompt, "content", add_special=body.add_special, parse_special=body.parse_special
         )
+    return await in_proportion(lambda: _tokens(tokenizer, ids, with_pieces=body.with_pieces), ids)
+
+
+def _tokens(tokenizer: Tokenizer, ids: Sequence[int], *, with_pieces: bool) -> Response:
     answer: Tokens = {"tokens": list(ids)}
-    if body.with_pieces:
+    if with_pieces:
         answer = {"tokens": [TokenPiece(id=token_id, piece=_piece(tokenizer.piece(token_id))) for token_id in ids]}
     return JsonResponse(answer)
 
@@ -63,14 +71,18 @@ async def detokenize(request: Request) -> Response:
     body = await read_body(request, DetokenizeBody, engine.unknown_fields)
     async with list_for_now(request, engine, body) as served:
         tokenizer = served.tokenizer
+    text = await in_proportion(lambda: _decode(tokenizer, body.tokens), body.tokens)
+    answer: Detokenized = {"content": text, "prompt": text}
+    return JsonResponse(answer)
+
+
+def _decode(tokenizer: Tokenizer, tokens: list[object]) -> str:
     ids = []
-    for index, token_id in enumerate(body.tokens):
+    for index, token_id in enumerate(tokens):
         if not isinstance(token_id, int) or not is_id(token_id):
             raise FieldInvalid(f"tokens[{index}]", f"must be a token id, but is {json_type(token_id)}")
         ids.append(checked_token_id(tokenizer, token_id, f"tokens[{index}]"))
-    text = tokenizer.decode(ids)
-    answer: Detokenized = {"content": text, "prompt": text}
-    return JsonResponse(answer)
+    return tokenizer.decode(ids)
 
 
 async def apply_template(request: Request) -> Response:
@@ -78,7 +90,8 @@ async def apply_template(request: Request) -> Response:
     engine = engine_of(request)
     body = await read_body(request, ChatFields, engine.unknown_fields)
     async with list_for_now(request, engine, body) as served:
-        answer: RenderedPrompt = {"prompt": render_chat(served.chat_template, body, engine.settings).prompt}
+        rendered = await rendered_chat(served.chat_template, body, engine.settings)
+        answer: RenderedPrompt = {"prompt": rendered.prompt}
         return JsonResponse(answer)
 
 

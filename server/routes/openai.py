@@ -5,7 +5,7 @@ from starlette.routing import Route
 
 from server.arrival import list_for_openai_answer
 from server.chat.choices import is_constrained, make_chat_choices
-from server.chat.prompt import render_chat
+from server.chat.prompt import rendered_chat
 from server.edge.door import engine_of
 from server.errors import FieldInvalid
 from server.generation import make_choices, prompt_text, read_prompts
@@ -37,7 +37,7 @@ async def chat_completions(request: Request) -> Answer:
     body = await read_body(request, ChatBody, engine.unknown_fields)
     _refuse_native_fields(body)
     async with list_for_openai_answer(request, engine, body) as served:
-        rendered = render_chat(served.chat_template, body, engine.settings, is_constrained=is_constrained(body))
+        rendered = await rendered_chat(served.chat_template, body, engine.settings, is_constrained=is_constrained(body))
         choices = await make_chat_choices(engine, body, served, rendered)
         return Answer(engine, choices, body, OpenAIDialect(engine, body, served, "chat", reply_form=rendered.form))
 

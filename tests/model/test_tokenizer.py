@@ -1,6 +1,7 @@
 """Tokenizers of Hugging Face directories against transformers, and what Tokenizer adds to every vocabulary."""
 
 import json
+import sys
 import threading
 from pathlib import Path
 
@@ -148,6 +149,39 @@ def test_threads_do_not_disturb_each_others_parsing(byte_level: Path) -> None:
         thread.join()
 
     assert wrong == []
+
+
+def test_a_long_text_has_the_ids_of_its_parts(byte_level: Path) -> None:
+    tokenizer = load(byte_level)
+    part = "<|im_start|>user says: h\u00e9llo"
+    for parse_special in (True, False):
+        ids = tokenizer.encode(part, parse_special=parse_special)
+        assert tokenizer.encode(f"{part}\n" * 400, parse_special=parse_special) == [
+            *(ids + tokenizer.encode("\n")) * 400
+        ]
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded(byte_level: Path) -> None:
+    tokenizer = load(byte_level)
+    order = []
+    begun = threading.Event()
+
+    def encode() -> None:
+        begun.set()
+        tokenizer.encode("the quick brown fox " * 50_000)
+        order.append("encoded")
+
+    thread = threading.Thread(target=encode)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # a thread runs until it lets go
+    try:
+        thread.start()
+        begun.wait()
+        order.append("went on")
+        thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert order == ["went on", "encoded"]
 
 
 def test_added_tokens_that_are_not_special_are_always_parsed(byte_level: Path) -> None:

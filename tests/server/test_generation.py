@@ -5,10 +5,11 @@ import math
 
 import pytest
 
+from scheduler.errors import PromptTooLong
 from scheduler.events import FinishReason
 from server.engine import Engine
 from server.errors import BodyInvalid, FieldInvalid, RequestError
-from server.generation import Choice, encode_prompt, make_choices, read_prompts
+from server.generation import Choice, Prompt, encode_prompt, encode_prompts, make_choices, read_prompts
 from server.schemas import CompletionBody, parse
 from tests.server.fakes import BOS, EOS, N_CTX, NUM_SLOTS, TURN, FakeExecutor, byte_tokenizer, fake_engine
 
@@ -217,3 +218,24 @@ def test_all_choices_of_a_body_hold_one_list_until_all_have_ended(engine: Engine
         assert served.lease.is_released
 
     asyncio.run(make())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ((7,) * N_CTX, f"request ({N_CTX} tokens)"),
+        ((-1,) * N_CTX, f"request ({N_CTX} tokens)"),
+        (("x" * (len("<|turn|>") * N_CTX),), f"request (at least {N_CTX} tokens)"),
+        ((7, "x" * (len("<|turn|>") * (N_CTX - 1))), f"request (at least {N_CTX} tokens)"),
+    ],
+)
+def test_a_prompt_of_absurd_length_is_refused_before_it_is_encoded(prompt: Prompt, message: str) -> None:
+    with pytest.raises(PromptTooLong) as error:
+        asyncio.run(encode_prompts(byte_tokenizer(), [(1,), prompt], "prompt", N_CTX))
+    assert str(error.value) == f"{message} exceeds the available context size ({N_CTX} tokens), try increasing it"
+
+
+def test_prompts_that_are_long_together_are_encoded_in_their_order() -> None:
+    prompts: list[Prompt] = [("ab" * 100,) for _ in range(50)] + [(1, "c")]
+    encoded = asyncio.run(encode_prompts(byte_tokenizer(), prompts, "prompt", N_CTX))
+    assert encoded == [(BOS, *(97, 98) * 100)] * 50 + [(1, 99)]

@@ -5,7 +5,9 @@ import logging
 import pytest
 
 from server.errors import BodyInvalid, FieldInvalid
-from server.schemas import ChatBody, ChatFields, CompletionBody, UnknownFields, parse
+from server.fields import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
+from server.messages.schema import MessagesBody
+from server.schemas import ChatBody, ChatFields, CompletionBody, GenerationBody, UnknownFields, parse
 
 
 @pytest.mark.parametrize(
@@ -80,6 +82,21 @@ def test_the_limit_has_three_names_in_order(body: dict[str, object], n_predict: 
 def test_a_stop_string_may_stand_alone() -> None:
     assert parse(CompletionBody, {"stop": "x"}).stop == ("x",)
     assert parse(CompletionBody, {"stop": ["x", "y"]}).stop == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("schema", "field"), [(CompletionBody, "stop"), (ChatBody, "stop"), (MessagesBody, "stop_sequences")]
+)
+def test_stop_strings_are_bounded(schema: type[GenerationBody], field: str) -> None:
+    most, longest = ["x"] * MAX_STOP_STRINGS, ["x" * (MAX_STOP_CHARACTERS - 1), "y"]
+    rest = {"max_tokens": 1}
+    assert parse(schema, {field: most, **rest}).stop == tuple(most)
+    assert parse(schema, {field: longest, **rest}).stop == tuple(longest)
+    with pytest.raises(FieldInvalid, match="must be at most 128 strings, but are 129") as error:
+        parse(schema, {field: [*most, "y"], **rest})
+    assert error.value.field == field
+    with pytest.raises(FieldInvalid, match="must have at most 65536 characters together, but has 65537"):
+        parse(schema, {field: [*longest, "z"], **rest})
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,12 +20,14 @@ from server.replies.text_rules import TextRules
 from server.replies.transcript import Transcript
 from server.tools import formats
 from server.tools.fields import Tool
-from server.tools.formats import GENERIC
+from server.tools.formats import CallFormat
 from tests.model.constraint_parts import make_tokenizer
 from tests.server.fakes import base_list, byte_tokenizer
 
 SPECIAL = ("</s>", "<think>", "</think>", "<tool_call>", "</tool_call>")
-WORDS = (*SPECIAL, "a", "ab", "\n", " ", "\u00e9", "\u65e5\u672c", '{"name": "f"', "}", "\U0001f600", "")
+FORMATS = [form for form in vars(formats).values() if isinstance(form, CallFormat)]
+MARKERS = sorted({marker for form in FORMATS for marker in form.markers})
+WORDS = (*SPECIAL, *MARKERS, "f", "a", "ab", "\n", " ", "\u00e9", "\u65e5\u672c", '{"name": "f"', "}", "\U0001f600", "")
 
 texts = st.one_of(st.sampled_from(WORDS), st.text(max_size=4))
 byte_level = st.sampled_from([chr(0x100 + i) for i in range(0x44)] + list("ab{}<>")).map(byte_level_piece)
@@ -40,22 +41,14 @@ vocabularies = st.one_of(
         for pieces in (byte_level, sentencepiece, texts.map(str.encode), st.binary(max_size=4))
     ),
 ).map(lambda tokenizer: tokenizer.enlarged(tokenizer.vocab_size + 2))
-CALLS = (
-    GENERIC,
-    formats.HERMES,
-    replace(formats.LLAMA, optional_opener="<think>"),
-    replace(formats.MISTRAL, section_opener="a"),
-    replace(formats.MISTRAL_NAMED, opener="a"),
-    replace(formats.GLM, opener="a"),
-    formats.QWEN_CODER,
-)
 forms = st.builds(
     ReplyForm,
     reasoning=st.sampled_from([None, ReasoningTags("<think>", "</think>"), ReasoningTags("a", "ab")]),
     is_reasoning_begun=st.booleans(),
     keeps_reasoning=st.booleans(),
-    calls=st.sampled_from([None, *CALLS]),
-    tools=st.just((Tool("f", "", {}),)),
+    calls=st.sampled_from([None, *FORMATS]),
+    may_think=st.booleans(),
+    tools=st.just((Tool("f", "", {"properties": {"a": {"type": "string"}, "ab": {"type": "integer"}}}),)),
 )
 rules = st.builds(
     TextRules,
