@@ -203,7 +203,8 @@ def _is_same(tokenizer: Tokenizer, base: Tokenizer) -> bool:
         tokenizer.vocab_size == base.vocab_size
         and own.pieces == other.pieces
         and tokenizer.eog_ids == base.eog_ids
-        and (own.bos_id, own.eos_id, own.adds_bos) == (other.bos_id, other.eos_id, other.adds_bos)
+        and (own.bos_id, own.eos_id) == (other.bos_id, other.eos_id)
+        and (own.adds_bos, own.adds_eos) == (other.adds_bos, other.adds_eos)
         and (own.chat_template, own.tool_use_template) == (other.chat_template, other.tool_use_template)
         and own.encoder.to_str() == other.encoder.to_str()
     )

@@ -70,9 +70,8 @@ class Tokenizer:
     def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
         """Return the tokens of a text.
 
-        `add_special` puts BOS in front where the model adds it, unless the text begins with it already (chat templates
-        write it). Without `parse_special` the text of a special token is text like any other. Lone surrogates, which
-        are no characters, become U+FFFD.
+        `add_special` does as `with_special` at both ends. Without `parse_special` the text of a special token is text
+        like any other. Lone surrogates, which are no characters, become U+FFFD.
         """
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         encoder = self._encoders[parse_special]
@@ -81,9 +80,18 @@ class Tokenizer:
         else:  # `encode` keeps the interpreter's lock
             [encoding] = encoder.encode_batch_fast([text], add_special_tokens=False)
             ids = encoding.ids
-        if add_special and self.adds_bos and ids[:1] != [self.bos_id]:
-            assert self.bos_id is not None
-            return [self.bos_id, *ids]
+        return self.with_special(ids, at_start=True, at_end=True) if add_special else ids
+
+    def with_special(self, ids: list[int], *, at_start: bool, at_end: bool) -> list[int]:
+        """Return tokens with BOS in front and EOS behind, where the model adds them, unless they are there already
+        (chat templates write them)."""
+        vocabulary = self.vocabulary
+        if at_start and vocabulary.adds_bos and ids[:1] != [vocabulary.bos_id]:
+            assert vocabulary.bos_id is not None
+            ids = [vocabulary.bos_id, *ids]
+        if at_end and vocabulary.adds_eos and ids[-1:] != [vocabulary.eos_id]:
+            assert vocabulary.eos_id is not None
+            ids = [*ids, vocabulary.eos_id]
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -80,6 +80,9 @@ def vocabulary_from_gguf(metadata: Mapping[str, object], source: str) -> Vocabul
         adds_bos = fields.flag("add_bos_token", True)
     if adds_bos and special["bos_token"] is None:
         raise fields.error("bos_token_id", "add_bos_token is true, so it is needed")
+    adds_eos = fields.flag("add_eos_token", False)
+    if adds_eos and special["eos_token"] is None:
+        raise fields.error("eos_token_id", "add_eos_token is true, so it is needed")
     added, control = tokens.of_kinds(*_CONTROL, TokenKind.USER_DEFINED), tokens.of_kinds(*_CONTROL)
     encoder.add_tokens(
         [AddedToken(text, special=tokens.kinds[i] in _CONTROL, normalized=False) for text, i in added.items()]
@@ -93,6 +96,7 @@ def vocabulary_from_gguf(metadata: Mapping[str, object], source: str) -> Vocabul
         bos_id=special["bos_token"],
         eos_id=special["eos_token"],
         adds_bos=adds_bos,
+        adds_eos=adds_eos,
         eog_ids=end_of_generation_ids(
             added, control.values(), [special["eos_token"], *(fim[role] for role in _FIM_ENDS)]
         ),

@@ -40,10 +40,11 @@ def vocabulary_from_directory(directory: Path, base: Vocabulary | None = None) -
     control_ids = frozenset(token_id for token_id, token in added.items() if token.special)
     special = own if base is None else {**base.special_tokens, **own}
     bos_id, eos_id = (_id_of(encoder, settings, special, role) for role in ("bos_token", "eos_token"))
-    writes_bos = _writes_bos(encoder, bos_id) if borrowed is None else borrowed.adds_bos
-    adds_bos = settings.flag("add_bos_token", writes_bos)
-    if adds_bos and bos_id is None:
-        raise settings.error("bos_token", "add_bos_token is true, so it is needed")
+    writes = _writes(encoder, bos_id, eos_id) if borrowed is None else (borrowed.adds_bos, borrowed.adds_eos)
+    adds_bos, adds_eos = settings.flag("add_bos_token", writes[0]), settings.flag("add_eos_token", writes[1])
+    for role, adds, token_id in (("bos", adds_bos, bos_id), ("eos", adds_eos, eos_id)):
+        if adds and token_id is None:
+            raise settings.error(f"{role}_token", f"add_{role}_token is true, so it is needed")
     chat_template, tool_use_template = _chat_templates(directory, settings)
     return Vocabulary(
         encoder=encoder,
@@ -52,6 +53,7 @@ def vocabulary_from_directory(directory: Path, base: Vocabulary | None = None) -
         bos_id=bos_id,
         eos_id=eos_id,
         adds_bos=adds_bos,
+        adds_eos=adds_eos,
         eog_ids=end_of_generation_ids({token.content: i for i, token in added.items()}, control_ids, [eos_id]),
         special_tokens=special,
         chat_template=chat_template,
@@ -116,9 +118,11 @@ def _id_of(encoder: Tokenizer, settings: Fields, special: Mapping[str, str], rol
     return token_id
 
 
-def _writes_bos(encoder: Tokenizer, bos_id: int | None) -> bool:
-    """Whether tokenizer.json's own post-processor begins a text with BOS."""
-    return bos_id is not None and encoder.encode("").ids[:1] == [bos_id]
+def _writes(encoder: Tokenizer, bos_id: int | None, eos_id: int | None) -> tuple[bool, bool]:
+    """Whether tokenizer.json's own post-processor begins a text with BOS, and ends it with EOS."""
+    ids: list[int] = encoder.encode("").ids
+    writes_bos = ids[:1] == [bos_id]
+    return writes_bos, ids[writes_bos:][-1:] == [eos_id]
 
 
 def _later_tokens(directory: Path, settings: Fields, special: Mapping[str, str]) -> dict[int, AddedToken]:

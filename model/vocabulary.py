@@ -31,6 +31,8 @@ class Vocabulary:
     eos_id: int | None
     adds_bos: bool
     """The model was trained on texts that begin with BOS, and the template or the caller does not write it."""
+    adds_eos: bool
+    """The same of EOS at their end, as of models that embed them."""
     eog_ids: frozenset[int]
     special_tokens: Mapping[str, str]
     """The texts that a chat template may name: bos_token, eos_token, …"""

@@ -111,8 +111,8 @@ def assemble(
     previous: Engine | None = None,
 ) -> Engine:
     """Return the engine around an executor, with the adapters `residents` in memory; it goes on with the metrics of a
-    `previous` one. Raises ValueError where a setting names an adapter that cannot be, or those that stay in memory do
-    not fit in what the settings give them.
+    `previous` one. Raises ValueError where a setting names an adapter or a token that cannot be, or the adapters that
+    stay in memory do not fit in what the settings give them.
     """
 
     def name_of(adapter: AdapterId) -> str:
@@ -125,6 +125,9 @@ def assemble(
             departures.observe(event)
             registry.observe(event)
 
+    for token_id, _ in settings.logit_bias:
+        if token_id >= tokenizer.vocab_size:
+            raise ValueError(f"--logit-bias names token {token_id}, the vocabulary has {tokenizer.vocab_size}")
     names = [entry.name for entry in catalog.entries]
     check_names(settings.adapter_weight, names, can_come_later=can_come_later(settings))
     metrics = Metrics() if previous is None else previous.metrics

@@ -41,7 +41,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action: type[argparse.Action] | str = "store"
         if name in ("lora", "lora_scaled"):
             action = _AppendAdapters
-        elif name in ("adapter_weight", "dry_sequence_breakers", "lora_load_dir", "mix", "model_dir"):
+        elif name in ("adapter_weight", "dry_sequence_breakers", "logit_bias", "lora_load_dir", "mix", "model_dir"):
             action = "append"
         elif field.annotation is bool:
             action = argparse.BooleanOptionalAction

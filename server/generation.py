@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from model.constraint import ConstraintText
+from model.detokenizer import Detokenizer
 from model.tokenizer import Tokenizer
 from scheduler.batch import SamplerChain, SamplingParams
 from scheduler.context_shift import ContextShift
@@ -46,6 +47,11 @@ class Choice:
     rules: TextRules = _PLAIN
     """How its text is made of its tokens."""
     constraint: ConstraintText | None = None
+
+    def detokenizer(self) -> Detokenizer:
+        """Return a new reader of its tokens, which shows of them what the answer shows."""
+        rules = self.rules
+        return Detokenizer(self.served.tokenizer, render_special=rules.shows_special, shown_ids=rules.shown_ids)
 
 
 def read_prompts(value: object) -> list[Prompt]:
@@ -96,8 +102,9 @@ def is_id(value: object) -> bool:
 async def encode_prompt(
     tokenizer: Tokenizer, prompt: Prompt, field: str, *, add_special: bool = True, parse_special: bool = True
 ) -> tuple[int, ...]:
-    """Return the tokens of `prompt`. With `add_special` a text at its beginning gets the model's BOS, where the
-    model adds one; with `parse_special` the text of a special token is that token. Raises FieldInvalid.
+    """Return the tokens of `prompt`. With `add_special` a text at its beginning gets the model's BOS and one at its end
+    the model's EOS, where the model adds them; with `parse_special` the text of a special token is that token. Raises
+    FieldInvalid.
     """
 
     def encode() -> tuple[int, ...]:
@@ -140,9 +147,12 @@ def _encode(
     ids: list[int] = []
     for index, part in enumerate(prompt):
         if isinstance(part, str):
-            ids += tokenizer.encode(part, add_special=add_special and index == 0, parse_special=parse_special)
+            ids += tokenizer.encode(part, parse_special=parse_special)
         else:
             ids.append(checked_token_id(tokenizer, part, f"{field}[{index}]"))
+    if add_special and prompt:
+        begins, ends = isinstance(prompt[0], str), isinstance(prompt[-1], str)
+        ids = tokenizer.with_special(ids, at_start=begins, at_end=ends)
     return tuple(ids)
 
 
@@ -171,10 +181,10 @@ async def make_choices(
     num_choices = _num_choices(body, num_slots)
     tokenizer = served.tokenizer
     chain = await read_chain(body, tokenizer, engine.settings.chain)
-    logit_bias = await in_proportion(lambda: _logit_bias(tokenizer, body), body.logit_bias)
+    logit_bias = await in_proportion(lambda: _logit_bias(engine, tokenizer, body), body.logit_bias)
     sampling = _sampling(engine, body, chain, logit_bias)
     max_new_tokens = _max_new_tokens(engine, body)
-    eog_ids = _eog_ids(tokenizer, body)
+    eog_ids = _eog_ids(engine, tokenizer, body)
     _check_min_tokens(body.min_tokens, max_new_tokens, eog_ids, sampling, tokenizer)
     wanted = own_constraint or read_constraint(body, tokenizer)
     constraint = None if wanted is None else await compile_constraint(engine.constraints, tokenizer, wanted)
@@ -243,14 +253,19 @@ def _shift(engine: Engine, body: GenerationBody, tokenizer: Tokenizer, prompt: t
     return ContextShift(num_keep + tokenizer.adds_bos, body.n_discard)
 
 
-def _eog_ids(tokenizer: Tokenizer, body: GenerationBody) -> frozenset[int]:
+def _eog_ids(engine: Engine, tokenizer: Tokenizer, body: GenerationBody) -> frozenset[int]:
     wanted = set()
     for index, token_id in enumerate(body.stop_token_ids):
         field = f"stop_token_ids[{index}]"
         if not isinstance(token_id, int) or not is_id(token_id):
             raise FieldInvalid(field, f"must be a token id, but is {json_type(token_id)}")
         wanted.add(checked_token_id(tokenizer, token_id, field))
-    return frozenset(wanted) if body.ignore_eos else tokenizer.eog_ids | wanted
+    return frozenset(wanted) if ignores_eos(engine, body) else tokenizer.eog_ids | wanted
+
+
+def ignores_eos(engine: Engine, body: GenerationBody) -> bool:
+    """Return whether no token ends the answers: what the body says, else what the server was started with."""
+    return body.ignore_eos if "ignore_eos" in body.model_fields_set else engine.settings.ignore_eos
 
 
 def _check_min_tokens(
@@ -290,11 +305,11 @@ def _seed(wanted: int) -> int:
     return secrets.randbelow(RANDOM_SEED) if seed == RANDOM_SEED else seed
 
 
-def _logit_bias(tokenizer: Tokenizer, body: GenerationBody) -> tuple[tuple[int, float], ...]:
-    bias: dict[int, float] = {}
+def _logit_bias(engine: Engine, tokenizer: Tokenizer, body: GenerationBody) -> tuple[tuple[int, float], ...]:
+    bias = dict(engine.settings.logit_bias) if body.logit_bias is None else {}
     for token_id, value, field in _bias_entries(tokenizer, body.logit_bias):
         bias[checked_token_id(tokenizer, token_id, field)] = _bias_value(value, field)
-    if body.ignore_eos:
+    if ignores_eos(engine, body):
         bias.update((token_id, -math.inf) for token_id in tokenizer.eog_ids)
     if sum(value == -math.inf for value in bias.values()) == tokenizer.vocab_size:
         raise FieldInvalid("logit_bias", "forbids every token of the vocabulary")

@@ -13,6 +13,7 @@ from server.adapters.registry import ServedList
 from server.best_of import best_of
 from server.engine import Engine
 from server.errors import GenerationFailed, error_body
+from server.generation import ignores_eos
 from server.replies.transcript import Piece, Progress, Transcript
 from server.schemas import GenerationBody
 from server.streaming import Json, frame
@@ -98,7 +99,7 @@ class NativeDialect:
             "model": self.engine.model.name,
             "tokens_predicted": transcript.num_generated,
             "tokens_evaluated": transcript.num_prompt,
-            "generation_settings": generation_settings(self.body, transcript),
+            "generation_settings": generation_settings(self.engine, self.body, transcript),
             "prompt": self.served.tokenizer.decode(request.prompt),
             "has_new_line": "\n" in transcript.text,
             "truncated": self._is_truncated(transcript),
@@ -213,7 +214,7 @@ def finite(logprob: float) -> float:
     return max(logprob, _LOWEST_LOGPROB)
 
 
-def generation_settings(body: GenerationBody, transcript: Transcript) -> Json:
+def generation_settings(engine: Engine, body: GenerationBody, transcript: Transcript) -> Json:
     """Return what the answer was generated with: resolved seed and defaults, and the effective adapter list."""
     request = transcript.request
     constraint = transcript.choice.constraint
@@ -224,7 +225,7 @@ def generation_settings(body: GenerationBody, transcript: Transcript) -> Json:
         "n_predict": request.max_new_tokens,
         "n_keep": request.shift.num_keep if request.shift else 0,
         "n_discard": body.n_discard,
-        "ignore_eos": body.ignore_eos,
+        "ignore_eos": ignores_eos(engine, body),
         "stream": body.stream,
         "logit_bias": [
             {"bias": None if bias == float("-inf") else bias, "token": token_id}

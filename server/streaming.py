@@ -113,7 +113,7 @@ class Answer:
         """Begin every choice and append it to `transcripts`. Raises a refusal at the first that is not accepted."""
         for choice in self.choices:
             stream = self._replay(choice) or self._submit(choice, len(self.choices) - len(transcripts))
-            transcripts.append(Transcript(choice, stream, choice.rules))
+            transcripts.append(Transcript(choice, stream))
 
     def _submit(self, choice: Choice, num_missing: int) -> TokenStream:
         """Submit a choice; `num_missing` are still to be submitted with it."""

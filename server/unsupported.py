@@ -19,6 +19,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     # Limits and layout of the answer.
+    "t_max_prompt_ms": (-1, 0),
     "audio": (),
     "modalities": (["text"],),
     # Context shifting and reuse across it.

@@ -14,7 +14,18 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.exposition import choose_encoder
 
 from scheduler.cohort import AdapterId
-from scheduler.events import Admitted, Event, Finished, FinishReason, Paused, Preempted, Resumed, StepDone, TokenSampled
+from scheduler.events import (
+    Admitted,
+    Event,
+    Finished,
+    FinishReason,
+    Paused,
+    Preempted,
+    Resumed,
+    Shifted,
+    StepDone,
+    TokenSampled,
+)
 from server.adapters.resident import AdapterDropped, AdapterLoaded, AdapterLoadFailed, ResidencyEvent
 from server.metrics.adapters import AdapterCollector, AdapterTotals
 from server.metrics.aliases import AliasCollector
@@ -80,6 +91,7 @@ class Metrics:
         for reason in FinishReason:
             self._finished.labels(reason)
         self._preemptions = self._counter("preemptions", "Requests that lost their KV blocks to pressure.")
+        self._shifts = self._counter("context_shifts", "Requests that gave up a part of their full context.")
         self._pauses = self._counter("pauses", "Running requests that gave up their slot to another adapter list.")
         self._prompt_tokens = self._counter(
             "prompt_tokens", "Prompt tokens of admitted requests, cached ones included."
@@ -133,6 +145,8 @@ class Metrics:
                 self._observe_finished(event, adapter_name)
             case Preempted():
                 self._preemptions.inc()
+            case Shifted():
+                self._shifts.inc()
             case Paused():
                 self._pauses.inc()
             case Resumed():

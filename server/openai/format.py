@@ -22,6 +22,7 @@ from server.openai.token_lists import TokenLists, joined
 from server.openapi.generated_answers import LogprobLists
 from server.replies.parts import Reply
 from server.replies.reply import ReplyForm, ReplyReader, read_reply
+from server.replies.thinking_tokens import num_thinking_tokens
 from server.replies.transcript import Piece, Progress, Transcript
 from server.schemas import GenerationBody
 from server.streaming import Json, frame
@@ -156,7 +157,7 @@ class OpenAIDialect:
         if self._is_verbose:
             chunk["__verbose"] = self._native().result(transcript, is_stream=True)
         if self.body.stream_options.continuous_usage_stats:
-            chunk["usage"] = usage([transcript])
+            chunk["usage"] = self._usage([transcript])
         if not self.body.stream_options.include_usage:
             chunk["timings"] = timings(transcript)
         return chunk
@@ -165,7 +166,20 @@ class OpenAIDialect:
         """The usage of all choices, without choices, where it was asked for."""
         if not self.body.stream_options.include_usage:
             return []
-        return [self._envelope([], is_chunk=True) | {"usage": usage(transcripts), "timings": timings(transcripts[-1])}]
+        return [
+            self._envelope([], is_chunk=True)
+            | {
+                "usage": self._usage(transcripts),
+                "timings": timings(transcripts[-1]),
+            }
+        ]
+
+    def _usage(self, transcripts: Sequence[Transcript]) -> Json:
+        """Return what answers that have ended took, that of thinking apart where a model may think."""
+        if self.reply_form is None or self.reply_form.reasoning is None:
+            return usage(transcripts)
+        num_reasoning = sum(num_thinking_tokens(self.reply_form, transcript) for transcript in transcripts)
+        return usage(transcripts) | {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}
 
     def failure(self, _transcripts: Sequence[Transcript], error: GenerationFailed) -> list[Json]:
         """The error as it would be without a stream."""
@@ -181,7 +195,7 @@ class OpenAIDialect:
         envelope = self._envelope([self._choice(transcript) for transcript in given], is_chunk=False)
         answer_id = envelope.pop("id")
         verbose: Json = {"__verbose": self._native(len(given)).whole(given)} if self._is_verbose else {}
-        return {**envelope, "usage": usage(transcripts), "id": answer_id, **verbose, "timings": timings(given[0])}
+        return {**envelope, "usage": self._usage(transcripts), "id": answer_id, **verbose, "timings": timings(given[0])}
 
     def _choice(self, transcript: Transcript) -> Json:
         index = transcript.choice.index

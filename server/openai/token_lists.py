@@ -22,11 +22,10 @@ class TokenLists:
 
     def __init__(self, choice: Choice, echo: str) -> None:
         """`echo` is what its text begins with."""
-        rules = choice.rules
         self._tokenizer = choice.served.tokenizer
         self._echo = echo
         self._end = len(echo)
-        self._detokenizer = Detokenizer(self._tokenizer, render_special=rules.shows_special, shown_ids=rules.shown_ids)
+        self._detokenizer = choice.detokenizer()
 
     def of_prompt(self, request: Request) -> LogprobLists:
         """Return the lists of the tokens of the prompt."""

@@ -112,6 +112,12 @@ class PromptTokensDetails(TypedDict):
     cached_tokens: int
 
 
+class CompletionTokensDetails(TypedDict):
+    """What of the answers is thinking."""
+
+    reasoning_tokens: int
+
+
 class Usage(TypedDict):
     """The tokens of all choices."""
 
@@ -119,6 +125,7 @@ class Usage(TypedDict):
     prompt_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: NotRequired[CompletionTokensDetails]
 
 
 class Logprobs(TypedDict):

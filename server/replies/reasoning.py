@@ -53,6 +53,18 @@ def unfinished_marker(text: str, markers: Sequence[str]) -> int:
     return len(text) - len(text[: len(text) - unfinished_word(text, markers)].rstrip())
 
 
+def thinking_span(text: str, tags: ReasoningTags, *, is_begun: bool) -> range:
+    """Return which characters of a whole text are thinking, without its tags, white space at its ends included."""
+    start = 0
+    if not is_begun:
+        reply = text.lstrip()
+        if not reply.startswith(tags.start):
+            return range(0)
+        start = len(text) - len(reply) + len(tags.start)
+    end = text.find(tags.end, start)
+    return range(start, len(text) if end < 0 else end)
+
+
 class _State(Enum):
     BEFORE = auto()
     """Nothing but white space, and perhaps the beginning of the start tag, has come."""

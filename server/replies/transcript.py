@@ -5,14 +5,12 @@ Pure: events in, pieces out. It knows no dialect and sends nothing.
 
 from dataclasses import dataclass
 
-from model.detokenizer import Detokenizer
 from model.line_indent import LineIndent
 from model.stop_strings import StopStrings
 from scheduler.batch import Sample
 from scheduler.events import Finished, FinishReason, PromptComputed, TokenSampled
 from scheduler.loop import TokenStream
 from server.generation import Choice
-from server.replies.text_rules import TextRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,8 @@ class Piece:
 class Transcript:
     """The answer to one request so far."""
 
-    def __init__(self, choice: Choice, stream: TokenStream, rules: TextRules) -> None:
+    def __init__(self, choice: Choice, stream: TokenStream) -> None:
+        rules = choice.rules
         self.choice = choice
         self.request = choice.request
         self.stream = stream
@@ -58,9 +57,7 @@ class Transcript:
         self.slot_id = -1
         """The slot that computed the newest token."""
         self._rules = rules
-        self._detokenizer = Detokenizer(
-            choice.served.tokenizer, render_special=rules.shows_special, shown_ids=rules.shown_ids
-        )
+        self._detokenizer = choice.detokenizer()
         self._stop = StopStrings(rules.stop)
         self._indent = LineIndent(rules.min_indent)
         self._shows_all = not rules.stop and not rules.min_indent

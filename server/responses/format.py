@@ -18,6 +18,7 @@ from server.errors import GenerationFailed, dump_json, error_message
 from server.native_format import progress_timings, prompt_progress, timings
 from server.replies.parts import Content, Part
 from server.replies.reply import ReplyForm, ReplyReader
+from server.replies.thinking_tokens import num_thinking_tokens
 from server.replies.transcript import Piece, Transcript
 from server.responses.items import OutputItems, output_of
 from server.responses.schema import ResponsesBody
@@ -158,7 +159,7 @@ class ResponsesDialect:
             "tools": self.body.tools,
             "top_p": sampling.top_p,
             "truncation": "disabled",
-            "usage": usage(transcript) if has_ended else None,
+            "usage": usage(transcript, num_thinking_tokens(self.reply_form, transcript)) if has_ended else None,
         }
 
 
@@ -166,13 +167,13 @@ def _status(transcript: Transcript) -> str:
     return "incomplete" if transcript.reason is FinishReason.LIMIT else "completed"
 
 
-def usage(transcript: Transcript) -> Json:
-    """Return the token counts of an answer under the names of this API."""
+def usage(transcript: Transcript, num_reasoning: int) -> Json:
+    """Return the token counts of an answer, of which so many are thinking, under the names of this API."""
     num_prompt, num_generated = transcript.num_prompt, transcript.num_generated
     return {
         "input_tokens": num_prompt,
         "input_tokens_details": {"cached_tokens": transcript.request.num_cached, "cache_write_tokens": 0},
         "output_tokens": num_generated,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": num_reasoning},
         "total_tokens": num_prompt + num_generated,
     }

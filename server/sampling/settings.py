@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode
 
 from scheduler.batch import Sampler, SamplerChain
-from server.sampling.values import BOUND, read_breakers, read_samplers
+from server.sampling.values import BOUND, read_biases, read_breakers, read_samplers
 from server.setting_flags import NonNegative, flag
 
 _DEFAULT = SamplerChain()
@@ -33,6 +33,17 @@ class SamplerSettings(BaseSettings):
     ] = 64
     presence_penalty: Annotated[float, flag("--presence-penalty", help="0: off", metavar="X")] = 0.0
     frequency_penalty: Annotated[float, flag("--frequency-penalty", help="0: off", metavar="X")] = 0.0
+    logit_bias: Annotated[
+        tuple[tuple[int, Annotated[float, Field(allow_inf_nan=True)]], ...],
+        NoDecode,
+        flag(
+            "-l",
+            "--logit-bias",
+            help="what is added to a token's logit, as 15043+1 or 15043-1; -inf: never; repeatable",
+            metavar="TOKEN_ID(+/-)BIAS",
+        ),
+    ] = ()
+    ignore_eos: Annotated[bool, flag("--ignore-eos", help="let no token end an answer")] = False
     samplers: Annotated[
         tuple[Sampler, ...],
         NoDecode,
@@ -121,6 +132,12 @@ class SamplerSettings(BaseSettings):
             return read_samplers(value.split(";"))
         except PydanticCustomError:
             return read_samplers(value)
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _read_biases(cls, value: object) -> object:
+        texts = value.split(",") if isinstance(value, str) else value
+        return read_biases(texts) if isinstance(texts, list) else texts
 
     @field_validator("dry_sequence_breakers", mode="before")
     @classmethod

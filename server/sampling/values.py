@@ -1,8 +1,11 @@
 """What the values of samplers may be, in bodies and in settings: the names and letters of an order, the texts that end
-a repetition, the size of numbers. It must not import the model, for the command line is read without it.
+a repetition, biases, the size of numbers. It must not import the model, for the command line is read without it.
 
 Source: llama-server's documented names.
 """
+
+import math
+from collections.abc import Sequence
 
 from scheduler.batch import Sampler
 from server.fields import json_type, refuse
@@ -12,6 +15,8 @@ BOUND = 1e6
 _MAX_SAMPLERS = 32
 _MAX_BREAKERS = 64
 _MAX_BREAKER_BYTES = 40
+_MAX_DIGITS = 9
+"""Of a token's id."""
 
 _LETTERS = {
     "e": Sampler.PENALTIES,
@@ -66,3 +71,27 @@ def read_breakers(value: object) -> tuple[str, ...]:
         if not 0 < len(text.encode()) <= _MAX_BREAKER_BYTES:
             raise refuse(f"each must have 1 to {_MAX_BREAKER_BYTES} bytes, but got {text[:80]!r}")
     return tuple(value)
+
+
+def read_biases(texts: Sequence[str]) -> tuple[tuple[int, float], ...]:
+    """Return what is added to the logits of tokens, written as `15043+1` or `15043-1`, `-inf` to forbid the token.
+    Raises PydanticCustomError."""
+    biases: dict[int, float] = {}
+    for text in texts:
+        token_id, bias = _read_bias(text)
+        if token_id in biases:
+            raise refuse(f"must name each token once, but names {token_id} twice")
+        biases[token_id] = bias
+    return tuple(sorted(biases.items()))
+
+
+def _read_bias(text: str) -> tuple[int, float]:
+    number = text.lstrip("0123456789")
+    digits = text.removesuffix(number)
+    try:
+        bias = float(number) if number[:1] in ("+", "-") else math.nan
+    except ValueError:
+        bias = math.nan
+    if not 0 < len(digits) <= _MAX_DIGITS or not (abs(bias) <= BOUND or bias == -math.inf):
+        raise refuse(f"must be a token id, + or -, and a number of at most {BOUND:g}, but got {text[:40]!r}")
+    return int(digits), bias

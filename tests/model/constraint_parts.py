@@ -25,6 +25,7 @@ def make_tokenizer(
         bos_id=None,
         eos_id=len(pieces) + special.index(ends[0]) if ends else None,
         adds_bos=False,
+        adds_eos=False,
         eog_ids=frozenset(len(pieces) + special.index(text) for text in ends),
         special_tokens={},
         chat_template=None,

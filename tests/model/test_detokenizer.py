@@ -25,6 +25,7 @@ def tokenizer() -> Tokenizer:
         bos_id=None,
         eos_id=None,
         adds_bos=False,
+        adds_eos=False,
         eog_ids=frozenset(),
         special_tokens={},
         chat_template=None,

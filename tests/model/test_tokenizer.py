@@ -215,6 +215,23 @@ def test_add_bos_token_overrules_the_post_processor(tmp_path: Path, adds: bool) 
     assert load(save(encoder, tmp_path, bos_token="<s>", add_bos_token=adds)).adds_bos is adds
 
 
+def test_eos_is_added_where_the_file_says_so_or_its_post_processor_writes_it(
+    tmp_path: Path, sentencepiece: Path
+) -> None:
+    assert not load(sentencepiece).vocabulary.adds_eos
+    encoder = sentencepiece_encoder()
+    ends = [("<s>", encoder.token_to_id("<s>")), ("</s>", encoder.token_to_id("</s>"))]
+    encoder.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+    for number, flags in enumerate(({}, {"add_eos_token": True}, {"add_eos_token": False})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        tokenizer = load(save(encoder, folder, bos_token="<s>", eos_token="</s>", **flags))
+        ends_with = [tokenizer.eos_id] if flags.get("add_eos_token", True) else []
+        plain = tokenizer.encode("hell")
+        assert tokenizer.encode("hell", add_special=True) == [tokenizer.bos_id, *plain, *ends_with]
+        assert tokenizer.encode("hell</s>", add_special=True) == [tokenizer.bos_id, *plain, tokenizer.eos_id]
+
+
 def test_truncation_and_padding_of_the_file_do_not_touch_prompts(tmp_path: Path) -> None:
     encoder = byte_level_encoder()
     encoder.enable_truncation(max_length=3)
@@ -328,6 +345,7 @@ def test_without_a_template_there_is_none(byte_level: Path) -> None:
         ({"eos_token": "<none>"}, "eos_token is '<none>'; tokenizer.json has no such token"),
         ({"eos_token": 3}, "eos_token is 3"),
         ({"add_bos_token": True}, "bos_token is missing; add_bos_token is true"),
+        ({"add_eos_token": True}, "eos_token is missing; add_eos_token is true"),
         ({"add_bos_token": "yes"}, "add_bos_token is 'yes'"),
         ({"chat_template": 3}, "chat_template is 3"),
         ({"added_tokens_decoder": []}, "added_tokens_decoder is "),

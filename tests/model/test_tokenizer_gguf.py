@@ -220,6 +220,14 @@ def test_a_llama_file_begins_with_bos_and_puts_a_space_after_every_special_token
     assert llama.eog_ids == {2}
 
 
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_file_says_whether_texts_end_with_eos(adds: bool) -> None:
+    tokenizer = load(sentencepiece_metadata(add_eos_token=adds))
+
+    assert tokenizer.vocabulary.adds_eos is adds
+    assert tokenizer.decode(tokenizer.encode("ab", add_special=True)) == "<s> ab" + "</s>" * adds
+
+
 def test_the_space_can_be_left_out() -> None:
     tokenizer = load(sentencepiece_metadata(add_space_prefix=False, add_bos_token=False))
 
@@ -259,6 +267,7 @@ def test_templates_come_from_the_file() -> None:
         ({"merges": ["t h", "q~"]}, r"merge 1 is 'q~': two tokens that make a third"),
         ({"eos_token_id": 503}, r"eos_token_id is 503; a token id from 0 to 502"),
         ({"add_bos_token": True}, r"bos_token_id is missing; add_bos_token is true"),
+        ({"add_eos_token": True, "eos_token_id": None}, r"eos_token_id is missing; add_eos_token is true"),
         ({"add_bos_token": 1}, r"add_bos_token is 1; true or false"),
     ],
 )

@@ -65,6 +65,7 @@ def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE, fim: FimTokens = N
         bos_id=BOS,
         eos_id=EOS,
         adds_bos=True,
+        adds_eos=False,
         eog_ids=frozenset({EOS}),
         special_tokens={"bos_token": "<s>", "eos_token": "</s>"},
         chat_template=chat_template,

@@ -66,6 +66,18 @@ def test_what_a_request_keeps_and_gives_up_is_its_own_to_say(client: httpx.Clien
     assert dropped(n_keep=-1) == [0, 27, 54]
 
 
+def test_shifts_are_counted(client: httpx.Client) -> None:
+    def num_shifts() -> float:
+        [line] = [line for line in client.get("/metrics").text.splitlines() if line.startswith("cohort_context_shifts")]
+        name, value = line.split()
+        assert name == "cohort_context_shifts_total"
+        return float(value)
+
+    before = num_shifts()
+    client.post("/completion", json={"prompt": "x" * 200, "n_predict": 100, "n_keep": 55, "n_discard": 30})
+    assert num_shifts() == before + 2
+
+
 def test_a_stream_holds_every_token_once(client: httpx.Client) -> None:
     body = {"prompt": "ab", "n_predict": 400, "stream": True, "n": 2}
     texts = ["", ""]

@@ -12,6 +12,7 @@ REFUSED: list[tuple[str, object]] = [
     ("backend_sampling", 0),
     ("functions", [{"name": "f"}]),
     ("function_call", {"name": "f"}),
+    ("t_max_prompt_ms", 500),
 ]
 
 
@@ -49,6 +50,7 @@ def test_every_route_refuses(client: httpx.Client, path: str) -> None:
         {"reasoning_format": "auto"},
         {"backend_sampling": False},
         {"backend_sampling": None, "tools": None},
+        {"t_max_prompt_ms": -1},
         {"unheard_of": 5},
     ],
 )

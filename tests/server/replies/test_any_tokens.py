@@ -91,7 +91,7 @@ def test_any_tokens_can_be_read(
 ) -> None:
     ids = draw.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30))
     request = Request(0, (), (1, 2, 3), SamplingParams(), 100, tokenizer.eog_ids, min_new_tokens)
-    transcript = Transcript(Choice(0, 0, request, list_with(tokenizer)), TokenStream(request), rules)
+    transcript = Transcript(Choice(0, 0, request, list_with(tokenizer), rules), TokenStream(request))
     text = read(transcript, ids, draw.draw(st.sampled_from([FinishReason.EOS, FinishReason.LIMIT])))
     assert transcript.is_complete
     assert transcript.text == text

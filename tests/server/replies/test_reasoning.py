@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.replies.parts import Content, Part, Reasoning, joined
-from server.replies.reasoning import ReasoningReader, ReasoningTags, tags_in
+from server.replies.reasoning import ReasoningReader, ReasoningTags, tags_in, thinking_span
 from tests.server.chat_templates import HERMES_THINKING, PLAIN
 
 TAGS = ReasoningTags("<think>", "</think>")
@@ -37,6 +37,9 @@ def read(pieces: Sequence[str], *, is_begun: bool = False, keeps_tags: bool = Fa
 )
 def test_thinking_comes_first_and_ends_with_its_tag(text: str, is_begun: bool, parts: list[Part]) -> None:
     assert read([text], is_begun=is_begun) == parts
+    thought = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    span = thinking_span(text, TAGS, is_begun=is_begun)
+    assert text[span.start : span.stop].strip() == thought
 
 
 SCRAPS = st.lists(st.sampled_from(["<think>", "</think>", "<", "</", "th", "a", " ", "\n"]), max_size=10).map("".join)

@@ -23,8 +23,8 @@ def transcript(
     """An empty answer to a prompt of three tokens, admitted at 10 s."""
     request = Request(0, (), (1, 2, 3), SamplingParams(), 100, frozenset(eog_ids), min_new_tokens)
     request.admitted_s = 10.0
-    choice, stream = Choice(0, 0, request, base_list()), TokenStream(request)
-    return Transcript(choice, stream, rules or TextRules(tuple(stop), max_generation_ms=max_generation_ms))
+    rules = rules or TextRules(tuple(stop), max_generation_ms=max_generation_ms)
+    return Transcript(Choice(0, 0, request, base_list(), rules), TokenStream(request))
 
 
 def add(answer: Transcript, tokens: bytes | list[int]) -> list[Piece | None]:

@@ -1,11 +1,25 @@
 """llama-server's native routes over real HTTP."""
 
 import json
+from dataclasses import replace
 
 import httpx
 import pytest
 
-from tests.server.fakes import BOS, EOS, TURN, FakeExecutor, alphabet, current_key, fake_engine, says
+from model.tokenizer import Tokenizer
+from tests.server import fakes
+from tests.server.fakes import (
+    BOS,
+    EOS,
+    TURN,
+    VOCAB_SIZE,
+    FakeExecutor,
+    alphabet,
+    byte_tokenizer,
+    current_key,
+    fake_engine,
+    says,
+)
 from tests.server.live import LiveServer, frames
 
 FINAL_KEYS = [
@@ -244,3 +258,28 @@ def test_detokenize_refuses_what_is_no_token(client: httpx.Client, bad: object) 
 def test_apply_template_renders_the_prompt_of_a_chat(client: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {"shout": True}}
     assert client.post("/apply-template", json=body).json() == {"prompt": "<user>hi\n<assistant>!"}
+
+
+def test_texts_end_with_eos_where_the_model_adds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer(replace(byte_tokenizer().vocabulary, adds_eos=True), VOCAB_SIZE)
+    monkeypatch.setattr(fakes, "byte_tokenizer", lambda *_: tokenizer)
+    executor = FakeExecutor()
+    with LiveServer(lambda settings: fake_engine(executor, settings)) as server, server.client() as client:
+
+        def tokens(content: object, **fields: object) -> list[int]:
+            ids: list[int] = client.post("/tokenize", json={"content": content} | fields).json()["tokens"]
+            return ids
+
+        assert tokens("ab", add_special=True) == [BOS, 97, 98, EOS]
+        assert tokens("ab</s>", add_special=True) == [BOS, 97, 98, EOS]
+        assert tokens("ab") == [97, 98]
+        assert tokens(["a", 98], add_special=True) == [BOS, 97, 98]
+        assert tokens([97, "b"], add_special=True) == [97, 98, EOS]
+        for path, body in (
+            ("/completion", {"prompt": "ab"}),
+            ("/embedding", {"content": "ab"}),
+            ("/v1/embeddings", {"input": "ab"}),
+        ):
+            executor.batches.clear()
+            assert client.post(path, json=body | {"cache_prompt": False}).status_code == 200
+            assert executor.batches[0].rows[0].token_ids == (BOS, 97, 98, EOS)
