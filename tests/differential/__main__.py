@@ -1,12 +1,13 @@
 """Ours against llama-server, request by request: `make test-differential`. Ends with 1 where they differ in a way that
 docs/compatibility.md does not tell of.
 
-usage: python -m tests.differential [--parts streams,answers,tokens,templates] [--prompts N] [--tokens N] …
+usage: python -m tests.differential [--parts streams,answers,tokens,templates,names] [--prompts N] [--tokens N] …
 
 - streams: greedy float32 token streams of the demo model under adapter lists;
 - answers: status, fields, order and types of answers;
 - tokens: /tokenize and /detokenize of the demo model, of Gemma 3 270M and of a tiny vocabulary of each kind;
-- templates: /apply-template under the demo model's template and those that llama.cpp tests its own engine with.
+- templates: /apply-template under the demo model's template and those that llama.cpp tests its own engine with;
+- names: /apply-template under the templates that --chat-template knows by name.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from model.pre_tokenizers import PRE_TOKENIZERS
 from tests.differential.answers import compare_answers
 from tests.differential.pair import Pair, both_running, our_server, peer_server, running
 from tests.differential.prompts import LISTS, PROMPTS
-from tests.differential.templates import compare_templates, template_models
+from tests.differential.templates import TemplateModel, compare_templates, named_models, template_models
 from tests.differential.token_streams import MAX_TIE_GAP, Comparison, compare_streams
 from tests.differential.tokenisation import Tally, compare_tokenisation
 from tests.differential.vocabularies import write_byte_level, write_sentencepiece
@@ -135,9 +136,10 @@ def _answers(bench: Bench) -> int:
 def _tokens(bench: Bench) -> int:
     """Compare tokenisation under all vocabularies; return how many answers differ."""
     (folder := bench.scratch / "vocabularies").mkdir()
-    models = [("SmolLM2", demo_model_path()), *write_sentencepiece(folder), *write_byte_level(folder)]
+    written = [("SmolLM2", demo_model_path()), *write_sentencepiece(folder), *write_byte_level(folder)]
+    models = [TemplateModel(name, path) for name, path in written]
     try:
-        models.append(("Gemma 3 270M", gemma_path(cache_folder())))
+        models.append(TemplateModel("Gemma 3 270M", gemma_path(cache_folder())))
     except GemmaNotInstalled as missing:
         print(f"skipped: Gemma 3 270M ({missing})")
 
@@ -152,11 +154,17 @@ def _tokens(bench: Bench) -> int:
 def _templates(bench: Bench) -> int:
     """Compare prompts under all templates; return how many differ."""
     (bench.folder / "tiny").mkdir(parents=True, exist_ok=True)
-    models = [(model.name, model.path) for model in template_models(bench.folder)]
-    return _tallies(bench, [("SmolLM2", demo_model_path()), *models], compare_templates)
+    models = [TemplateModel("SmolLM2", demo_model_path()), *template_models(bench.folder)]
+    return _tallies(bench, models, compare_templates)
 
 
-def _tallies(bench: Bench, models: Sequence[tuple[str, Path]], compare: Callable[[Pair, str], Tally]) -> int:
+def _names(bench: Bench) -> int:
+    """Compare prompts under the templates that have names; return how many differ."""
+    (folder := bench.scratch / "named").mkdir()
+    return _tallies(bench, list(named_models(folder)), compare_templates)
+
+
+def _tallies(bench: Bench, models: Sequence[TemplateModel], compare: Callable[[Pair, str], Tally]) -> int:
     num_bad = 0
     for tally in _compare_models(bench, models, compare):
         print(
@@ -171,18 +179,18 @@ def _tallies(bench: Bench, models: Sequence[tuple[str, Path]], compare: Callable
 
 
 def _compare_models(
-    bench: Bench, models: Sequence[tuple[str, Path]], compare: Callable[[Pair, str], Tally]
+    bench: Bench, models: Sequence[TemplateModel], compare: Callable[[Pair, str], Tally]
 ) -> Iterator[Tally]:
     """Yield what comes out for each model. Ours goes from model to model as it runs; the peer starts for each."""
     setup = Setup("models", 2, 1024)
-    folders = [flag for folder in {path.parent for _, path in models} for flag in ("--model-dir", str(folder))]
-    first = models[0][1]
-    with running(our_server(first, (), *folders), setup, bench.scratch / "ours.log") as ours:
-        for name, path in models:
-            loaded = ours.post("/admin/models/load", {"model": str(path)})
-            assert loaded.status == 200, f"{name}: {loaded}"
-            with running(peer_server(bench.peer, path), setup, bench.scratch / "peer.log") as peer:
-                yield compare(Pair(ours, peer), name)
+    folders = [flag for folder in {model.path.parent for model in models} for flag in ("--model-dir", str(folder))]
+    with running(our_server(models[0].path, (), *folders), setup, bench.scratch / "ours.log") as ours:
+        for model in models:
+            loaded = ours.post("/admin/models/load", {"model": str(model.path)})
+            assert loaded.status == 200, f"{model.name}: {loaded}"
+            contender = peer_server(bench.peer, model.path, (), *model.peer_flags)
+            with running(contender, setup, bench.scratch / "peer.log") as peer:
+                yield compare(Pair(ours, peer), model.name)
 
 
 PARTS: dict[str, Callable[[Bench], int]] = {
@@ -190,6 +198,7 @@ PARTS: dict[str, Callable[[Bench], int]] = {
     "answers": _answers,
     "tokens": _tokens,
     "templates": _templates,
+    "names": _names,
 }
 
 

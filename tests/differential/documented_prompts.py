@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from model.chat_template import ChatTemplate
+from server.chat.messages import read_message
 from server.tools.formats import format_of
 from tests.differential.pair import Json
 
@@ -24,6 +25,11 @@ class Prompts:
     body: Mapping[str, object]
     ours: Json
     peers: Json
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it is one of those that have names."""
+        return self.model.startswith("--chat-template ")
 
     @property
     def continues(self) -> bool:
@@ -141,6 +147,22 @@ def _parts_joined(prompts: Prompts, ours: str, peers: str) -> bool:
     return is_one and has_parts and ours == peers.replace("one\ntwo", "onetwo")
 
 
+def _named_continues_nothing(prompts: Prompts, ours: str, peers: str) -> bool:
+    if not prompts.is_named or not prompts.continues:
+        return False
+    messages = [read_message(message, "messages") for message in prompts.messages]
+    whole = prompts.template.render(messages, add_generation_prompt=False)
+    return peers == whole
+
+
+def _named_without_tools(prompts: Prompts, ours: str, peers: str) -> bool:
+    return prompts.is_named and bool(prompts.body.get("tools")) and peers == REFUSED
+
+
+def _named_without_system(prompts: Prompts, ours: str, peers: str) -> bool:
+    return prompts.model == "--chat-template yandex" and peers == ours.replace("You are terse.\n", "")
+
+
 DOCUMENTED: Mapping[str, Question] = {
     "Tools that are told in words (above)": _tools_in_words,
     "so are earlier calls and results beside them": _calls_in_words,
@@ -155,5 +177,8 @@ DOCUMENTED: Mapping[str, Question] = {
     "An answer that is continued stands behind the whole header": _whole_header,
     "`add_generation_prompt` false is false to the template": _no_generation_prompt,
     "Parts of a message are joined as the template joins them": _parts_joined,
+    "llama-server ends the message that is to be continued": _named_continues_nothing,
+    "refuses tools": _named_without_tools,
+    "leaves out the system's text under `yandex`": _named_without_system,
 }
 """Words of the documentation, and the difference that they tell of."""

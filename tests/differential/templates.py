@@ -1,11 +1,12 @@
 """Whether both servers make the same prompt of the same conversation (/apply-template), under the templates of many
-models, which llama.cpp ships for its own tests."""
+models, which llama.cpp ships for its own tests, and under those that have names."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from model.chat_template import ChatTemplate
+from server.chat.named_templates import NAMED_TEMPLATES
 from tests.differential.documented_prompts import REFUSED, Prompts, is_documented
 from tests.differential.pair import Answer, Json, Pair
 from tests.differential.tokenisation import Tally
@@ -103,6 +104,8 @@ class TemplateModel:
 
     name: str
     path: Path
+    peer_flags: tuple[str, ...] = ()
+    """What llama-server is started with for that template."""
 
 
 def template_models(folder: Path) -> Iterator[TemplateModel]:
@@ -116,10 +119,18 @@ def template_models(folder: Path) -> Iterator[TemplateModel]:
         yield TemplateModel(path.stem, write_model(folder / "tiny" / f"{path.stem}.gguf", vocabulary, template))
 
 
+def named_models(folder: Path) -> Iterator[TemplateModel]:
+    """Write a model for each template that has a name; yield them."""
+    vocabulary = byte_level("gpt-2")
+    for name, template in NAMED_TEMPLATES.items():
+        path = write_model(folder / f"named-{name}.gguf", vocabulary, template)
+        yield TemplateModel(f"--chat-template {name}", path, ("--no-jinja", "--chat-template", name))
+
+
 def compare_templates(pair: Pair, name: str) -> Tally:
     """Compare the prompts of all conversations."""
     tally = Tally(name)
-    template = ChatTemplate(str(pair.peer.get("/props")["chat_template"]))
+    template = ChatTemplate(str(pair.ours.get("/props")["chat_template"]))
     for what, body in CONVERSATIONS.items():
         ours, peers = (_outcome(answer) for answer in pair.post("/apply-template", body))
         if ours != peers and is_documented(Prompts(name, template, body, ours, peers)):
