@@ -19,15 +19,24 @@ class Thinking:
     end: str
     is_begun: bool
     """Whether the prompt ends behind the start tag."""
+    is_allowed: bool = True
+    """Whether there may be thoughts; without them what comes before the text may still stand there."""
+    behind: str = ""
+    """What comes behind the thoughts, in replies made of messages."""
+    before_text: str = ""
+    """What comes before the text, in such replies."""
 
 
 def whole_grammar(rules: str, thinking: Thinking | None) -> str:
     """Return what llguidance compiles: the rules of a constraint, behind thinking where there is some."""
     if thinking is None:
         return json.dumps({"grammars": [{"lark_grammar": _OPTIONS + rules}]})
-    thoughts = "thoughts space" if thinking.is_begun else f"({json.dumps(thinking.start)} thoughts space)?"
+    thoughts = f"thoughts space {json.dumps(thinking.behind)}" if thinking.behind else "thoughts space"
+    if not thinking.is_begun:
+        thoughts = f"({json.dumps(thinking.start)} {thoughts})?" if thinking.is_allowed else ""
+    before_text = json.dumps(thinking.before_text) if thinking.before_text else ""
     reply = (
-        f"{_OPTIONS}start: {thoughts} @constrained\n"
+        f"{_OPTIONS}start: {thoughts} {before_text} @constrained\n"
         f"thoughts[suffix={json.dumps(thinking.end)}]: /(?s:.*)/\n"
         "space: /[ \\n]{0,2}/\n"
     )

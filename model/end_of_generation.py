@@ -41,6 +41,8 @@ KNOWN_ENDS = frozenset(
 )
 
 
+_HARMONY = frozenset({"<|return|>", "<|call|>"})
+"""Ends of replies that are made of messages: where both are there, `<|end|>` is only the end of a message."""
 _HTML = frozenset({"</s>"})
 """Known ends that are also something else."""
 
@@ -52,5 +54,7 @@ def end_of_generation_ids(
 
     `control_ids` are the special ones.
     """
-    known = {i for text, i in added.items() if text in KNOWN_ENDS and (text not in _HTML or i in control_ids)}
-    return frozenset(known.union(token_id for token_id in named if token_id is not None))
+    ends = KNOWN_ENDS | _HARMONY if added.keys() >= _HARMONY else KNOWN_ENDS
+    known = {i for text, i in added.items() if text in ends and (text not in _HTML or i in control_ids)}
+    ids = known.union(token_id for token_id in named if token_id is not None)
+    return frozenset(ids - {added.get("<|end|>")} if ends is not KNOWN_ENDS else ids)

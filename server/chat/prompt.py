@@ -15,7 +15,7 @@ from server.chat.messages import read_message
 from server.chat.template_fit import fields_for_template, texts_for_template
 from server.errors import BodyInvalid, FeatureOff, FieldInvalid
 from server.fields import json_type
-from server.replies.reasoning import ReasoningTags, is_open, tags_in
+from server.replies.reasoning import HARMONY_TAGS, ReasoningTags, is_open, tags_in
 from server.replies.reasoning_budget import ReasoningBudget
 from server.replies.reply import ReplyForm
 from server.schemas import ChatFields
@@ -87,8 +87,10 @@ def render_chat(
         keeps_reasoning=_reasoning_format(body, settings) == "deepseek-legacy",
         calls=calls if use.callable else None,
         tools=use.callable,
+        has_channels=tags == HARMONY_TAGS,
+        begun=begun,
     )
-    is_text = reply.reasoning is None and reply.calls is None
+    is_text = reply.reasoning is None and reply.calls is None and not reply.has_channels
     budget = None if tags is None else _budget(body, settings, tags, is_begun=reply.is_reasoning_begun)
     return RenderedChat(head + begun, None if is_text else reply, use, budget)
 

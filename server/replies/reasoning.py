@@ -27,8 +27,14 @@ _KNOWN = (
 )
 
 
+HARMONY_TAGS = ReasoningTags("<|channel|>analysis<|message|>", "<|end|>")
+"""Of templates whose replies have channels (harmony.py)."""
+
+
 def tags_in(template: str) -> ReasoningTags | None:
     """Return the tags that a chat template knows, None where it knows none."""
+    if HARMONY_TAGS.start in template:
+        return HARMONY_TAGS
     return next((tags for tags in _KNOWN if tags.end in template), None)
 
 

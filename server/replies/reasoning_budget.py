@@ -61,12 +61,13 @@ class BudgetFilter:
 
     def allowed(self) -> bytes:
         """Return one byte for each token of the vocabulary, 0 where it may not come next."""
-        if self._state is _State.FORCING:
-            mask = bytearray(len(self._all))
-            mask[self._forced[self._num_forced]] = 1
-            return bytes(mask)
         inner = self._told
-        return self._all if inner is None else inner.allowed()
+        mask = self._all if inner is None else inner.allowed()
+        if self._state is not _State.FORCING or not mask[self._forced[self._num_forced]]:
+            return mask  # a character of a thought is whole first
+        forced = bytearray(len(self._all))
+        forced[self._forced[self._num_forced]] = 1
+        return bytes(forced)
 
     def can_end(self) -> bool:
         """Return whether the text may end here."""
@@ -79,7 +80,7 @@ class BudgetFilter:
         if inner is not None:
             inner.accept(token_id)
         if self._state is _State.FORCING:
-            self._num_forced += 1
+            self._num_forced += token_id == self._forced[self._num_forced]
             if self._num_forced == len(self._forced):
                 self._state = _State.OVER
         elif self._state is not _State.OVER:

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 
 from model.constraint_thinking import Thinking
 from model.tokenizer import Tokenizer
+from server.replies import harmony
+from server.replies.harmony import HarmonyReader
 from server.replies.parts import Content, Part, Reply, joined
-from server.replies.reasoning import ReasoningReader, ReasoningTags
+from server.replies.reasoning import HARMONY_TAGS, ReasoningReader, ReasoningTags
 from server.tools.fields import Tool
 from server.tools.formats import CallFormat
+from server.tools.harmony_call import START
 from server.tools.parser import ToolCallReader
 
 
@@ -31,19 +34,39 @@ class ReplyForm:
     calls: CallFormat | None = None
     """None: tools cannot be called."""
     tools: tuple[Tool, ...] = ()
+    has_channels: bool = False
+    """Whether it is written in harmony's messages (harmony.py)."""
+    begun: str = ""
+    """What the prompt has of such a reply."""
 
     @property
     def thinking(self) -> Thinking | None:
         """What may come before text that is constrained."""
         tags = self.reasoning
+        if self.has_channels:
+            return self._harmony_thinking(harmony.FINAL)
         if tags is None or not (self.may_think or self.is_reasoning_begun):
             return None
         return Thinking(tags.start, tags.end, self.is_reasoning_begun)
 
+    @property
+    def thinking_before_calls(self) -> Thinking | None:
+        """What may come before calls."""
+        return self._harmony_thinking("") if self.has_channels else self.thinking
+
+    def _harmony_thinking(self, header: str) -> Thinking | None:
+        if harmony.FINAL in self.begun:
+            return None
+        tags = HARMONY_TAGS
+        return Thinking(tags.start, tags.end, self.is_reasoning_begun, self.reasoning is not None, START, header)
+
     def visible_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Return the control tokens that mark parts, whose text readers must see."""
         tags = () if self.reasoning is None else (self.reasoning.start, self.reasoning.end)
-        markers = (*tags, *(self.calls.markers if self.calls is not None else ()))
+        markers = (
+            *(harmony.MARKERS if self.has_channels else tags),
+            *(self.calls.markers if self.calls is not None else ()),
+        )
         encoded = [tokenizer.encode(marker) for marker in markers]
         ids = {ids[0] for ids in encoded if len(ids) == 1}
         return frozenset(token_id for token_id in ids if tokenizer.is_control(token_id)) - tokenizer.eog_ids
@@ -55,19 +78,34 @@ class ReplyReader:
     def __init__(self, form: ReplyForm) -> None:
         self.reply = Reply()
         """What has come so far."""
+        self._channels: HarmonyReader | None = None
         self._reasoning: ReasoningReader | None = None
+        self._calls: ToolCallReader | None = None
+        if form.has_channels:
+            self._channels = HarmonyReader(
+                form.begun,
+                splits_reasoning=form.reasoning is not None,
+                keeps_reasoning=form.keeps_reasoning,
+                reads_calls=form.calls is not None,
+            )
+            return
         if form.reasoning is not None:
             self._reasoning = ReasoningReader(
                 form.reasoning, is_begun=form.is_reasoning_begun, keeps_tags=form.keeps_reasoning
             )
-        self._calls = None if form.calls is None else ToolCallReader(form.calls, form.tools)
+        if form.calls is not None:
+            self._calls = ToolCallReader(form.calls, form.tools)
 
     def push(self, text: str) -> list[Part]:
         """Take the next piece of text; return the parts that are certain."""
+        if self._channels is not None:
+            return self._add(self._channels.push(text))
         return self._add(self._split([Content(text)] if self._reasoning is None else self._reasoning.push(text)))
 
     def flush(self) -> list[Part]:
         """Return what was held back: the reply has ended."""
+        if self._channels is not None:
+            return self._add(self._channels.flush())
         parts = self._split([] if self._reasoning is None else self._reasoning.flush())
         return self._add([*parts, *([] if self._calls is None else self._calls.flush())])
 

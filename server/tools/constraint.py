@@ -8,9 +8,11 @@ from model.constraint import ConstraintText, Syntax, schema_with_whitespace
 from model.constraint_triggers import Triggers
 from model.tokenizer import Tokenizer
 from server.constraint_fields import WantedConstraint
+from server.replies.harmony import FINAL
 from server.replies.reply import ReplyForm
 from server.tools.fields import ToolUse
 from server.tools.formats import CallFormat
+from server.tools.harmony_call import harmony_rules
 from server.tools.notation import literal
 
 _SPACE = r"/\n{0,2} {0,4}/"
@@ -24,23 +26,26 @@ def tool_constraint(
     Raises ConstraintError where `schema` is none.
     """
     calls = form.calls
+    words = () if calls is None else calls.triggers(use.callable)
     if use.choice == "required":
         schema = None  # there is no text
-    elif calls is None or (schema is None and not calls.trigger):
+    elif calls is None or (schema is None and not words):
         return schema
     assert calls is not None
     shown_ids = form.visible_ids(tokenizer)
-    triggers, field, rules = None, "tools", _call_rules(calls, use)
+    triggers, field = None, "tools"
+    rules = dict(harmony_rules(use)) if calls.is_in_channels else _call_rules(calls, use)
     if schema is not None:
         field, shown_ids = f"{schema.field} and tools", shown_ids | schema.text.preserved
-        text = f"%json {schema_with_whitespace(schema.text.text)}"
-        rules = {**rules, "start": "calls | text", "calls": rules["start"], "text": text}
+        before_text = literal(FINAL) if form.has_channels and FINAL not in form.begun else ""
+        text = f"{before_text} json_text"
+        rules |= {"start": "calls | text", "calls": rules["start"], "text": text}
+        rules["json_text"] = f"%json {schema_with_whitespace(schema.text.text)}"
     elif use.choice != "required":
-        trigger_ids = tokenizer.encode(calls.trigger)
-        ids = tuple(trigger_ids) if shown_ids.issuperset(trigger_ids) else ()
-        triggers = Triggers((calls.trigger, *calls.bare_openers(use.callable)), ids)
+        first_ids = tokenizer.encode(words[0])
+        triggers = Triggers(words, tuple(first_ids) if shown_ids.issuperset(first_ids) else ())
     grammar = "\n".join(f"{name}: {rule}" for name, rule in rules.items())
-    thinking = form.thinking if triggers is None else None
+    thinking = form.thinking_before_calls if triggers is None else None
     return WantedConstraint(field, ConstraintText(Syntax.LARK, grammar, triggers, shown_ids, thinking))
 
 

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from model.chat_template import ChatTemplate
+from server.replies.reasoning import HARMONY_TAGS
 from server.tools.fields import Tool
+from server.tools.harmony_call import CALL_TRIGGERS
 from server.tools.json_object import JsonObject
 from server.tools.named_json import NamedJson
 from server.tools.notation import Notation
@@ -35,6 +37,8 @@ class CallFormat:
     """Where its opener was left out, a call may begin with the name of a tool between these words."""
     call_id_length: int = 0
     """What templates of this family want; 0: anything."""
+    is_in_channels: bool = False
+    """Whether calls are messages of replies with channels (harmony_call.py), and the notation means nothing."""
     example: str = ""
     """A call, as a model is told to write it where its template tells of no tools; empty where that is never so."""
     is_generic: bool = False
@@ -43,6 +47,12 @@ class CallFormat:
     def trigger(self) -> str:
         """The first word of calls; empty where there is none."""
         return self.section_opener or self.opener
+
+    def triggers(self, tools: Iterable[Tool]) -> tuple[str, ...]:
+        """Return the words that show that calls of these tools come; none where nothing does."""
+        if self.is_in_channels:
+            return CALL_TRIGGERS
+        return (self.trigger, *self.bare_openers(tools)) if self.trigger else ()
 
     def bare_openers(self, tools: Iterable[Tool]) -> tuple[str, ...]:
         """Return the words with which a call of a tool begins where its opener was left out."""
@@ -121,9 +131,11 @@ GRANITE = CallFormat(JsonObject(), section_opener="<|tool_call|>", is_array=True
 NEMOTRON_NANO = CallFormat(JsonObject(), section_opener="<TOOLCALL>", section_closer="</TOOLCALL>", is_array=True)
 APRIEL = CallFormat(JsonObject(), section_opener="<tool_calls>", section_closer="</tool_calls>", is_array=True)
 MINIMAX_M1 = CallFormat(JsonObject(), section_opener="<tool_calls>", section_closer="</tool_calls>")
+HARMONY = CallFormat(JsonObject(), is_in_channels=True)
 GIGACHAT = CallFormat(JsonObject(), "<|function_call|>")
 
 _SIGNS: Mapping[tuple[str, ...], CallFormat] = {
+    (HARMONY_TAGS.start, "functions."): HARMONY,
     ("[TOOL_CALLS]", "[ARGS]"): MISTRAL_NAMED,
     ("[TOOL_CALLS]",): MISTRAL,
     ("<tool_call>", "<arg_key>", "<arg_value>"): GLM,

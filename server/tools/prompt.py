@@ -24,17 +24,19 @@ def messages_for_template(
     if not template.shows_calls or (form.is_generic and use.callable):
         shown = _in_words(messages)
     else:
-        shown = [_with_template_calls(template, message, index) for index, message in enumerate(messages)]
+        shown = [_with_template_calls(template, form, message, index) for index, message in enumerate(messages)]
     is_told = template.describes_tools and not form.is_generic
     return shown if is_told or not use.callable else _with_instructions(template, shown, _instructions(form, use))
 
 
-def _with_template_calls(template: ChatTemplate, message: Message, index: int) -> Message:
+def _with_template_calls(template: ChatTemplate, form: CallFormat, message: Message, index: int) -> Message:
     calls = message.get("tool_calls")
     if not isinstance(calls, list) or not calls:
         return message
-    # Templates that show calls look into the content without asking whether there is any.
-    shown: Message = {**message, "content": message.get("content") or ""}
+    # Templates that show calls look into the content without asking whether there is any. Before calls in channels they
+    # refuse it beside thinking.
+    is_hidden = form.is_in_channels and message.get("reasoning_content")
+    shown: Message = {**message, "content": "" if is_hidden else message.get("content") or ""}
     if template.takes_argument_objects:
         shown["tool_calls"] = [
             {**call, "function": {**call["function"], "arguments": _as_object(call["function"]["arguments"], place)}}

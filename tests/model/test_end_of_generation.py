@@ -20,3 +20,9 @@ def test_the_end_of_a_strikethrough_is_no_end_of_generation() -> None:
 
 def test_a_model_without_any_has_none() -> None:
     assert end_of_generation_ids({}, [], [None]) == frozenset()
+
+
+def test_where_replies_are_made_of_messages_the_end_of_one_is_no_end_of_generation() -> None:
+    added = {"<|return|>": 1, "<|call|>": 2, "<|end|>": 3, "<|endoftext|>": 4}
+    assert end_of_generation_ids(added, [], [1, 3]) == {1, 2, 4}
+    assert end_of_generation_ids({"<|call|>": 2, "<|end|>": 3}, [], []) == {3}

@@ -81,5 +81,14 @@ FAMILIES = {
     "FUNCTIONARY": _template(f"<function={_NAME}>{_JSON}</function>{{# <|start_header_id|> #}}"),
 }
 """By the names that their forms have in server/tools/formats.py."""
+HARMONY = (
+    _TOOLS + "{% for message in messages %}{% if message.role == 'assistant' %}"
+    "{% if message.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>{% endif %}"
+    "{% for call in message.tool_calls or [] %}<|start|>assistant to=functions.{{ call.function.name }}"
+    "<|channel|>commentary json<|message|>{{ call.function.arguments | tojson }}<|call|>{% endfor %}"
+    "{% if message.content %}<|start|>assistant<|channel|>final<|message|>{{ message.content }}<|end|>{% endif %}"
+    "{% else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
 DEEPSEEK_UNTOLD = _TURNS.replace("THOUGHT", "").replace("CALL", _DEEPSEEK)
 """Knows calls, and does not tell of tools."""

@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from model.constraint import ConstraintCompiler
+from model.constraint import ConstraintCompiler, ConstraintText, Syntax
+from model.constraint_thinking import Thinking
 from server.replies.reasoning import ReasoningTags
 from server.replies.reasoning_budget import BudgetFilter, ReasoningBudget
 from server.replies.reply import ReplyForm
@@ -72,6 +73,15 @@ def test_a_constraint_holds_beside_it() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     assert generate(token_filter, "ab12345678" + call) == "ab</think>" + call
     assert token_filter.can_end()
+
+
+def test_the_tag_is_forced_behind_a_character_that_is_whole() -> None:
+    tokenizer = byte_tokenizer()
+    text = ConstraintText(Syntax.REGEX, "[0-9]", thinking=Thinking("<think>", "</think>", is_begun=True))
+    token_filter = ReasoningBudget(1, TAGS, is_begun=True).begin(
+        tokenizer, ConstraintCompiler().compile(tokenizer, text).result().begin()
+    )
+    assert generate(token_filter, "\u20acxxxxxxxx7") == "\u20ac</think>7"
 
 
 def serving(template: str, budget: int = -1) -> LiveServer:
