@@ -18,6 +18,8 @@ from typing import Any, TypeAlias
 _parser: Any = importlib.import_module("re._parser")
 
 MAX_LENGTH = 10_000
+MAX_REPEAT: int = _parser.MAXREPEAT
+"""How often what has no bound may be repeated."""
 _PLAIN_FLAGS = 32  # what an expression for text has without any flag of its own
 
 
@@ -43,17 +45,11 @@ class BoundedRegex:
 
     def __init__(self, pattern: str, budget: Budget) -> None:
         """Raises RegexError where the expression is damaged, or uses what is not understood."""
-        if len(pattern) > MAX_LENGTH:
-            raise RegexError(f"has {len(pattern)} characters, at most {MAX_LENGTH} are read")
+        parsed = parse_regex(pattern)
         try:
-            parsed = _parser.parse(pattern)
             self._step = _sequence(parsed)
-        except (re.error, OverflowError) as error:
-            raise RegexError(f"is not a regular expression ({error})") from error
         except RecursionError as error:
             raise RegexError("is nested too deeply") from error
-        if parsed.state.flags != _PLAIN_FLAGS:
-            raise RegexError("sets flags, which is not supported")
         self._budget = budget
 
     def matches(self, text: str) -> bool:
@@ -62,6 +58,21 @@ class BoundedRegex:
             return bool(self._step(_Run(text, self._budget), 1) >> len(text))
         except RecursionError as error:
             raise RegexError("is nested too deeply") from error
+
+
+def parse_regex(pattern: str) -> Any:
+    """Return what an expression consists of, as the parser of `re` says it. Raises RegexError."""
+    if len(pattern) > MAX_LENGTH:
+        raise RegexError(f"has {len(pattern)} characters, at most {MAX_LENGTH} are read")
+    try:
+        parsed = _parser.parse(pattern)
+    except (re.error, OverflowError) as error:
+        raise RegexError(f"is not a regular expression ({error})") from error
+    except RecursionError as error:
+        raise RegexError("is nested too deeply") from error
+    if parsed.state.flags != _PLAIN_FLAGS:
+        raise RegexError("sets flags, which is not supported")
+    return parsed
 
 
 class _Run:
@@ -108,7 +119,7 @@ def _sequence(items: Iterable[_Item]) -> _Step:
 
 
 def _compile(code: str, argument: Any) -> _Step:
-    if test := _character_test(code, argument):
+    if test := character_test(code, argument):
         return _character(test)
     match code:
         case "BRANCH":
@@ -120,8 +131,8 @@ def _compile(code: str, argument: Any) -> _Step:
             return _sequence(items)
         case "MAX_REPEAT" | "MIN_REPEAT":
             least, most, items = argument
-            test = _character_test(str(items[0][0]), items[0][1]) if len(items) == 1 else None
-            if test is not None and most == _parser.MAXREPEAT:
+            test = character_test(str(items[0][0]), items[0][1]) if len(items) == 1 else None
+            if test is not None and most == MAX_REPEAT:
                 return _repeat_character(test, int(least))
             return _repeat(_sequence(items), int(least), int(most))
         case "AT":
@@ -142,7 +153,7 @@ def _character(test: _Test) -> _Step:
     return lambda run, starts: (starts & run.places(test)) << 1
 
 
-def _character_test(code: str, argument: Any) -> "_Test | None":
+def character_test(code: str, argument: Any) -> "_Test | None":
     """Return what an item asks of a character, None for an item that is about anything else."""
     match code:
         case "LITERAL":
@@ -212,7 +223,7 @@ def _at(name: str) -> _Step:
                 return starts & (1 << end | (1 << end - 1 if text.endswith("\n") else 0))
             case "AT_END_STRING":
                 return starts & 1 << end
-        words = run.places(_is_word)
+        words = run.places(is_word)
         boundaries = words ^ words << 1
         return starts & boundaries if name == "AT_BOUNDARY" else starts & ~boundaries
 
@@ -258,12 +269,13 @@ def _between(first: int, last: int) -> _Test:
 
 def _category(name: str) -> _Test:
     kind = name.removeprefix("CATEGORY_").removeprefix("NOT_")
-    tests = {"DIGIT": str.isdecimal, "SPACE": str.isspace, "WORD": _is_word}
+    tests = {"DIGIT": str.isdecimal, "SPACE": str.isspace, "WORD": is_word}
     if kind not in tests:
         raise RegexError(f"uses {name.lower().replace('_', ' ')}, which is not supported")
     is_negated = name.startswith("CATEGORY_NOT_")
     return lambda character: tests[kind](character) != is_negated
 
 
-def _is_word(character: str) -> bool:
+def is_word(character: str) -> bool:
+    """Whether a character is one of a word."""
     return character.isalnum() or character == "_"

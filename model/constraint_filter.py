@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from llguidance import LLMatcher
 
-from model.constraint_triggers import TriggerSearch
+from model.constraint_triggers import FreeText, TriggerSearch
 from model.constraint_vocabulary import ConstraintFailed, TokenVocabulary
 
 Allowed = tuple[bytes, bool]
@@ -52,7 +52,7 @@ class ConstraintFilter:
         self._own_end_ids = end_ids.difference(compiled.vocabulary.eog_ids)
         self._matcher = compiled.matcher.deep_copy() if compiled.search is None else None
         """None in free text."""
-        self._tail = b""
+        self._free = None if compiled.search is None else FreeText(compiled.search)
         self._next: Future[Allowed] | None = None
 
     def allowed(self) -> bytes:
@@ -82,8 +82,8 @@ class ConstraintFilter:
         if self._matcher is not None:
             compiled.vocabulary.feed(self._matcher, token_id, compiled.preserved)
             return compiled.allowed(self._matcher)
-        assert compiled.search is not None
-        self._tail, self._matcher = compiled.search.advance(self._tail, token_id)
+        assert self._free is not None
+        self._matcher = self._free.advance(token_id)
         if self._matcher is not None:
             return compiled.allowed(self._matcher)
-        return compiled.search.allowed(self._tail), True
+        return self._free.allowed(), True

@@ -2,15 +2,19 @@
 
 The constraint is fed the text from the trigger's beginning on, so it must begin with its triggers. A token may hold a
 whole trigger and more, or the rest of one and more: where the constraint refuses what follows, the token is forbidden.
-Source: llama.cpp's lazy grammars.
+Of patterns that cannot be told in time, for each token of the vocabulary would have to be tried: where one ends free
+text with what the constraint refuses, the request fails. Source: llama.cpp's lazy grammars.
 """
 
-from collections.abc import Iterator
+import codecs
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from llguidance import LLMatcher
 
-from model.constraint_vocabulary import TokenVocabulary
+from model.bounded_regex import RegexError
+from model.constraint_vocabulary import ConstraintFailed, TokenVocabulary
+from model.trigger_pattern import MAX_STEPS, TriggerPattern
 
 _MAX_REMEMBERED = 4096
 
@@ -26,6 +30,17 @@ class Triggers:
     words: tuple[str, ...] = ()
     """None is empty."""
     token_ids: tuple[int, ...] = ()
+    patterns: tuple["Pattern", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A regular expression that ends free text when it matches. The constraint is fed from its first group on that is
+    not empty, or else from where the match begins."""
+
+    regex: str
+    is_whole: bool = False
+    """It must match all text so far."""
 
 
 class TriggerSearch:
@@ -38,6 +53,7 @@ class TriggerSearch:
         self, triggers: Triggers, vocabulary: TokenVocabulary, matcher: LLMatcher, preserved: frozenset[int]
     ) -> None:
         """`matcher` stands at the constraint's beginning, and stays there. Raises TriggerError."""
+        self.patterns = _compiled(triggers.patterns)
         self._words = [word.encode() for word in triggers.words]
         self._token_ids = frozenset(triggers.token_ids)
         self._vocabulary = vocabulary
@@ -58,24 +74,36 @@ class TriggerSearch:
             mask = bytearray(b"\1" * self._vocabulary.size)
             for token_id in self._candidates(tail):
                 if token_id not in self._token_ids:
-                    fed = self._beginning(tail + self._vocabulary.text_of(token_id, self._preserved))
+                    fed = self._beginning(tail + self.text_of(token_id))
                     mask[token_id] = fed is None or self._accepts(fed)
             self._masks[tail] = bytes(mask)
         return self._masks[tail]
 
     def advance(self, tail: bytes, token_id: int) -> tuple[bytes, LLMatcher | None]:
-        """Return the tail after a token of free text, and the constraint after what it was fed where that has begun."""
+        """Return the tail after a token of free text, and the constraint after what it was fed where a word or a token
+        has begun that."""
         if token_id in self._token_ids:
             matcher = self._matcher.deep_copy()
             self._vocabulary.feed(matcher, token_id, self._preserved)
             return b"", matcher
-        text = tail + self._vocabulary.text_of(token_id, self._preserved)
+        text = tail + self.text_of(token_id)
         fed = self._beginning(text)
-        if fed is None:
-            return self._tail(text), None
+        return (self._tail(text), None) if fed is None else (b"", self._fed(fed))
+
+    def begun(self, text: bytes) -> LLMatcher:
+        """Return the constraint after the text with which a pattern has begun it. Raises ConstraintFailed."""
+        if not self._accepts(text):
+            raise ConstraintFailed(f"the constraint refuses {text.decode(errors='replace')[:200]!r}, where it begins")
+        return self._fed(text)
+
+    def text_of(self, token_id: int) -> bytes:
+        """Return what a token adds to the text."""
+        return self._vocabulary.text_of(token_id, self._preserved)
+
+    def _fed(self, text: bytes) -> LLMatcher:
         matcher = self._matcher.deep_copy()
-        matcher.consume_tokens(self._vocabulary.bytes_as_tokens(fed))
-        return b"", matcher
+        matcher.consume_tokens(self._vocabulary.bytes_as_tokens(text))
+        return matcher
 
     def _beginning(self, text: bytes) -> bytes | None:
         """Return `text` from the first trigger on."""
@@ -111,3 +139,44 @@ class TriggerSearch:
         if token_id in self._preserved:
             return self._accepts(self._vocabulary.pieces[token_id])
         return self._matcher.deep_copy().validate_tokens([token_id]) == 1
+
+
+def _compiled(patterns: Sequence[Pattern]) -> list[TriggerPattern]:
+    compiled = []
+    for pattern in patterns:
+        try:
+            compiled.append(TriggerPattern(pattern.regex, is_whole=pattern.is_whole))
+        except RegexError as error:
+            raise TriggerError(f"has the trigger {pattern.regex[:200]!r}, which {error}") from None
+    if sum(len(pattern.steps) for pattern in compiled) > MAX_STEPS:
+        raise TriggerError(f"has triggers of more than {MAX_STEPS} steps together")
+    return compiled
+
+
+class FreeText:
+    """The text of one request before the constraint holds."""
+
+    def __init__(self, search: TriggerSearch) -> None:
+        self._search = search
+        self._tail = b""
+        self._patterns = [pattern.search() for pattern in search.patterns]
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        self._pieces: list[str] = []
+        """All of it, where there are patterns."""
+
+    def allowed(self) -> bytes:
+        """Return one byte for each token, 0 where it would begin the constraint with what that refuses."""
+        return self._search.allowed(self._tail)
+
+    def advance(self, token_id: int) -> LLMatcher | None:
+        """Take a token; return the constraint after what it was fed where that has begun. Raises ConstraintFailed."""
+        self._tail, matcher = self._search.advance(self._tail, token_id)
+        if matcher is not None or not self._patterns:
+            return matcher
+        text = self._decoder.decode(self._search.text_of(token_id))
+        self._pieces.append(text)
+        starts = [start for pattern in self._patterns if (start := pattern.push(text)) is not None]
+        if not starts:
+            return None
+        begun = "".join(self._pieces)[starts[0] :].encode("utf-8", "surrogateescape")
+        return self._search.begun(begun + self._decoder.getstate()[0])

@@ -12,9 +12,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from model.bounded_regex import RegexError
 from model.constraint import Constraint, ConstraintCompiler, ConstraintError, ConstraintText, Syntax, is_lark
-from model.constraint_triggers import Triggers
+from model.constraint_triggers import Pattern, Triggers
 from model.tokenizer import Tokenizer
+from model.trigger_pattern import TriggerPattern
 from server.errors import FieldInvalid
 from server.fields import Flag, JsonArray, JsonObject, Text, json_type
 from server.openapi.field_shapes import GrammarTrigger, JsonSchema, ResponseFormat, StructuredOutputs, documented
@@ -23,6 +25,7 @@ _COMPILE_LIMIT_S = 10.0
 _MAX_CHOICES = 1000
 _MAX_TRIGGERS = 32
 _MAX_TRIGGER_LENGTH = 200
+_MAX_PATTERN_LENGTH = 2000
 _MAX_PRESERVED = 256
 _ANY_OBJECT: Mapping[str, object] = {"type": "object"}
 _TRIGGER_KINDS = ("token", "word", "pattern", "pattern_full")
@@ -219,6 +222,7 @@ def _read_triggers(values: list[object], tokenizer: Tokenizer) -> tuple[Triggers
         raise FieldInvalid("grammar_triggers", f"a lazy grammar needs 1 to {_MAX_TRIGGERS}, but got {len(values)}")
     words: list[str] = []
     token_ids: list[int] = []
+    patterns: list[Pattern] = []
     for index, value in enumerate(values):
         field = f"grammar_triggers[{index}]"
         if not isinstance(value, dict):
@@ -230,22 +234,35 @@ def _read_triggers(values: list[object], tokenizer: Tokenizer) -> tuple[Triggers
                 raise FieldInvalid(f"{field}.token", f"is not one token: {value.get('value')!r}")
             token_ids.append(token_id)
             continue
-        word = value.get("value")
-        if not isinstance(word, str) or not 0 < len(word) <= _MAX_TRIGGER_LENGTH:
-            raise FieldInvalid(f"{field}.value", f"must be a string of 1 to {_MAX_TRIGGER_LENGTH} characters")
-        word_token = _token(word, field, tokenizer)
+        text = value.get("value")
+        longest = _MAX_TRIGGER_LENGTH if kind == "word" else _MAX_PATTERN_LENGTH
+        if not isinstance(text, str) or not 0 < len(text) <= longest:
+            raise FieldInvalid(f"{field}.value", f"must be a string of 1 to {longest} characters")
+        if kind != "word":
+            patterns.append(_read_pattern(text, f"{field}.value", is_whole=kind == "pattern_full"))
+            continue
+        word_token = _token(text, field, tokenizer)
         if word_token is not None and tokenizer.is_control(word_token):
             token_ids.append(word_token)
-        words.append(word)
+        words.append(text)
     control = frozenset(token_id for token_id in token_ids if tokenizer.is_control(token_id))
-    return Triggers(tuple(words), tuple(token_ids)), control
+    return Triggers(tuple(words), tuple(token_ids), tuple(patterns)), control
+
+
+def _read_pattern(regex: str, field: str, *, is_whole: bool) -> Pattern:
+    try:
+        TriggerPattern(regex, is_whole=is_whole)
+    except RegexError as error:
+        raise FieldInvalid(field, str(error)) from None
+    return Pattern(regex, is_whole)
 
 
 def _trigger_kind(value: object, field: str) -> str:
     kind = _TRIGGER_KINDS[value] if isinstance(value, int) and value in range(len(_TRIGGER_KINDS)) else value
-    if kind in ("token", "word"):
+    if kind in _TRIGGER_KINDS:
         return str(kind)
-    raise FieldInvalid(f"{field}.type", f"must be 0 (a token) or 1 (a word), but got {json.dumps(value)[:200]}")
+    expected = "must be 0 (a token), 1 (a word), 2 (a pattern) or 3 (one of the whole text)"
+    raise FieldInvalid(f"{field}.type", f"{expected}, but got {json.dumps(value)[:200]}")
 
 
 async def compile_constraint(

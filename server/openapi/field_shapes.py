@@ -92,9 +92,10 @@ class StructuredOutputs(TypedDict, total=False):
 
 
 class GrammarTrigger(TypedDict):
-    """What ends the free text before a lazy grammar: 0 a token, 1 a word."""
+    """What ends the free text before a lazy grammar: 0 a token, 1 a word, 2 a regular expression, 3 one that matches
+    the whole text."""
 
-    type: Literal[0, 1, "token", "word"]
+    type: Literal[0, 1, 2, 3, "token", "word", "pattern", "pattern_full"]
     value: NotRequired[str]
     token: NotRequired[int]
 

@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.constraint import ConstraintError, ConstraintText, Syntax
-from model.constraint_triggers import Triggers
+from model.constraint_filter import ConstraintFilter
+from model.constraint_triggers import Pattern, Triggers
+from model.constraint_vocabulary import ConstraintFailed
 from tests.model.constraint_parts import allowed_ids, compile_text, make_tokenizer
 from tests.model.grammar_reference import Matcher, Rep, Rules, Seq, gbnf, literal
 
@@ -97,3 +99,54 @@ def test_a_preserved_token_is_its_text() -> None:
 def test_a_trigger_with_which_the_constraint_cannot_begin_is_refused(triggers: Triggers) -> None:
     with pytest.raises(ConstraintError, match="cannot begin with the trigger"):
         compile_text(TOKENIZER, ConstraintText(Syntax.GBNF, 'root ::= "a"', triggers))
+
+
+def say(token_filter: ConstraintFilter, *texts: str) -> None:
+    for text in texts:
+        assert token_filter.allowed()[PIECES.index(text.encode())]
+        token_filter.accept(PIECES.index(text.encode()))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        (Pattern("<a>"), ["b", "<", "a>b"]),
+        (Pattern("b(<a>)"), ["xx", "b", "<a>b"]),
+        (Pattern("[^x]*(<a>)b", is_whole=True), ["é", "<", "a>b"]),
+        (Pattern("(?:xx)+(<a>b)", is_whole=True), ["xx", "xx", "<a>b"]),
+    ],
+)
+def test_a_pattern_begins_the_constraint_with_its_group(pattern: Pattern, said: list[str]) -> None:
+    lazy = ConstraintText(Syntax.GBNF, gbnf(RULES), Triggers(patterns=(pattern,)))
+    token_filter = compile_text(TOKENIZER, lazy).begin()
+    say(token_filter, *said)
+    assert allowed_ids(token_filter) == {PIECES.index(b"b")}
+
+
+def test_a_pattern_of_the_whole_text_must_match_it_from_its_beginning() -> None:
+    lazy = ConstraintText(Syntax.GBNF, gbnf(RULES), Triggers(patterns=(Pattern("(<a>)", is_whole=True),)))
+    token_filter = compile_text(TOKENIZER, lazy).begin()
+    say(token_filter, "b", "<a>", "xx")
+
+
+def test_words_and_patterns_end_free_text_side_by_side() -> None:
+    lazy = ConstraintText(Syntax.GBNF, gbnf(RULES), Triggers(("<a>",), (), (Pattern("xx(<)"),)))
+    for said in (["b", "<a>", "b"], ["xx", "<", "a", ">"]):
+        token_filter = compile_text(TOKENIZER, lazy).begin()
+        say(token_filter, *said)
+        assert PIECES.index(b"b") in allowed_ids(token_filter)
+        assert PIECES.index(b"xx") not in allowed_ids(token_filter)
+
+
+def test_what_a_pattern_begins_with_and_the_constraint_refuses_is_a_failure() -> None:
+    lazy = ConstraintText(Syntax.GBNF, gbnf(RULES), Triggers(patterns=(Pattern("a+"),)))
+    token_filter = compile_text(TOKENIZER, lazy).begin()
+    say(token_filter, "b", "ab")
+    with pytest.raises(ConstraintFailed, match="the constraint refuses 'ab', where it begins"):
+        token_filter.allowed()
+
+
+def test_patterns_that_are_too_large_together_are_refused() -> None:
+    lazy = ConstraintText(Syntax.GBNF, gbnf(RULES), Triggers(patterns=(Pattern("a{300}"), Pattern("b{300}"))))
+    with pytest.raises(ConstraintError, match="triggers of more than 400 steps together"):
+        compile_text(TOKENIZER, lazy)

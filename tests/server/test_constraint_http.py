@@ -156,8 +156,13 @@ def test_a_message_keeps_to_its_format(constrained: httpx.Client, field: str) ->
         ),
         (
             "/completion",
-            {"grammar": "root ::= [a]", "grammar_lazy": True, "grammar_triggers": [{"type": 2, "value": "a"}]},
-            "Field 'grammar_triggers[0].type': must be 0 (a token) or 1 (a word), but got 2",
+            {"grammar": "root ::= [a]", "grammar_lazy": True, "grammar_triggers": [{"type": 4, "value": "a"}]},
+            "Field 'grammar_triggers[0].type': must be 0 (a token), 1 (a word), 2 (a pattern) or 3 (one of the whole",
+        ),
+        (
+            "/completion",
+            {"grammar": "root ::= [a]", "grammar_lazy": True, "grammar_triggers": [{"type": 2, "value": "(?=a)"}]},
+            "Field 'grammar_triggers[0].value': uses assert, which is not supported",
         ),
         (
             "/completion",
@@ -272,6 +277,30 @@ def test_a_lazy_grammar_holds_from_its_trigger_on(constrained: httpx.Client) -> 
     assert re.fullmatch("[^e]+e[0-9]{3}!", answer["content"], re.DOTALL)
     settings = answer["generation_settings"]
     assert (settings["grammar_lazy"], settings["grammar_triggers"]) == (True, LAZY["grammar_triggers"])
+
+
+@pytest.mark.parametrize(
+    "trigger", [{"type": 2, "value": "[a-d](e)"}, {"type": "pattern_full", "value": r"[^e]*[a-d](e)"}]
+)
+def test_a_lazy_grammar_holds_from_the_group_of_a_pattern_on(
+    constrained: httpx.Client, trigger: dict[str, object]
+) -> None:
+    logit_bias = [[chr(letter), 5] for letter in range(ord("a"), ord("f"))]
+    body = LAZY | {"grammar_triggers": [trigger], "logit_bias": logit_bias, "seed": 2}
+    answer = constrained.post("/completion", json=body).json()
+    assert re.fullmatch("([^e]|e(?![0-9]{3}!$))*[a-d]e[0-9]{3}!", answer["content"], re.DOTALL)
+    assert answer["stop_type"] == "eos"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_pattern_begins_and_the_grammar_refuses_ends_the_request(
+    constrained: httpx.Client, stream: bool
+) -> None:
+    body = LAZY | {"grammar_triggers": [{"type": 2, "value": "[^e]"}], "stream": stream}
+    response = constrained.post("/completion", json=body)
+    error = list(frames(response))[-1]["error"] if stream else response.json()["error"]
+    assert (response.status_code, error["code"]) == (200 if stream else 400, 400)
+    assert error["message"].startswith("the constraint refuses '")
 
 
 def test_a_token_can_be_a_trigger_and_shown(constrained: httpx.Client) -> None:
