@@ -38,8 +38,12 @@ class ThinkingLayout:
 
     def without_begun(self, prompt: str) -> str:
         """Return a prompt without the thinking that it begins, and perhaps ends, at its end."""
-        start, inside, end = (re.escape(text.strip()) for text in (self.start, self.lead, self.end))
-        return re.sub(rf"{start}\s*(?:{inside}|{end})?\s*\Z", "", prompt) if start else prompt
+        start, rest = self.start.strip(), prompt.rstrip()
+        for inside in (self.lead, self.end.strip(), ""):
+            before = rest.removesuffix(inside).rstrip()
+            if start and before.endswith(start) and rest.endswith(inside):
+                return before.removesuffix(start)
+        return prompt
 
     def has_ended(self, prompt: str) -> bool:
         """Whether a prompt says at its end that there is no thinking."""

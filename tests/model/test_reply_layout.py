@@ -73,10 +73,12 @@ def test_what_stands_before_the_content_is_found(source: str, lead: str) -> None
         ("<think>a</think>b", "<think>a</think>b"),
         ("a</think>", "a</think>"),
         ("a", "a"),
+        ("a<think>" + " " * 1_000_000 + "b", "a<think>" + " " * 1_000_000 + "b"),
     ],
+    ids=range(7),
 )
 def test_thinking_at_the_end_of_a_prompt_is_taken_away(prompt: str, rest: str) -> None:
-    assert ThinkingLayout("<think>\n", "\n</think>\n\n", "Let me see:\n").without_begun(prompt) == rest
+    assert ThinkingLayout("<think>\n", "\n</think>\n\n", "Let me see:").without_begun(prompt) == rest
 
 
 def test_a_prompt_may_say_that_there_is_no_thinking() -> None:
