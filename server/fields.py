@@ -85,6 +85,17 @@ def one_of(*names: str) -> BeforeValidator:
     return BeforeValidator(read, json_schema_input_type=Literal[names])
 
 
+def flag_or(*names: str) -> BeforeValidator:
+    """True, false, or one of these words."""
+
+    def read(value: object) -> object:
+        if not isinstance(value, bool) and value not in names:
+            raise refuse(f"must be a boolean or one of {', '.join(names)}, but got {value!r:.200}")
+        return value
+
+    return BeforeValidator(read, json_schema_input_type=bool | Literal[names])
+
+
 def _typed(kind: type, name: str) -> Callable[[object], object]:
     def read(value: object) -> object:
         if not isinstance(value, kind):

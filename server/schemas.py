@@ -18,7 +18,7 @@ from starlette.requests import Request
 from server import unsupported
 from server.constraint_fields import ConstraintFields
 from server.errors import BodyInvalid, FieldInvalid
-from server.fields import IS_OBJECT, Flag, JsonArray, JsonObject, StopTexts, Text, Texts, one_of, real, whole
+from server.fields import IS_OBJECT, Flag, JsonArray, JsonObject, StopTexts, Text, Texts, flag_or, one_of, real, whole
 from server.openapi.field_shapes import (
     AdapterList,
     ChatMessage,
@@ -182,7 +182,8 @@ class ChatFields(ListFields):
 
     messages: Annotated[JsonArray, documented(list[ChatMessage])] | None = None
     add_generation_prompt: Flag = True
-    continue_final_message: Flag = False
+    continue_final_message: Annotated[bool | str, flag_or("content", "reasoning_content")] = False
+    """Of a message that has both, true and `content` continue the content."""
     chat_template_kwargs: JsonObject = {}
     tools: Annotated[JsonArray, documented(list[ToolDefinition])] | None = None
     tool_choice: Annotated[object, documented(ToolChoice)] = None
@@ -193,7 +194,7 @@ class ChatFields(ListFields):
         -1, validation_alias=AliasChoices("reasoning_budget_tokens", "thinking_budget_tokens")
     )
     """-1: the server's."""
-    reasoning_budget_message: Text = ""
+    reasoning_budget_message: Text | None = None
 
 
 class ChatBody(ChatFields, GenerationBody):

@@ -15,13 +15,14 @@ from scheduler.fairness import DEFAULT_FAIRNESS
 from scheduler.policy import PolicyName
 from server.adapters.arguments import AdapterArgument, MixArgument, paths_at_scale_1, paths_with_scales, read_mixes
 from server.adapters.weights import AdapterWeight, read_weights
+from server.chat.settings import ChatSettings
 from server.sampling.settings import SamplerSettings
 from server.setting_flags import NonNegative, Positive, flag
 
 ENV_PREFIX = "COHORT_"
 
 
-class Settings(SamplerSettings):
+class Settings(SamplerSettings, ChatSettings):
     """The settings of one server."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True, allow_inf_nan=False)
@@ -210,17 +211,6 @@ class Settings(SamplerSettings):
         Field(ge=-1),
         flag("-n", "--n-predict", "--predict", help="most tokens of an answer; -1: no limit", metavar="N"),
     ] = -1
-    chat_template: Annotated[
-        str,
-        flag(
-            "--chat-template",
-            help="a Jinja chat template instead of the model's own, or the name of one",
-            metavar="TEXT",
-        ),
-    ] = ""
-    chat_template_file: Annotated[
-        Path | None, flag("--chat-template-file", help="a file with such a template", metavar="PATH")
-    ] = None
 
     device: Annotated[
         Literal["auto", "cpu", "cuda"], flag("--device", help="auto: cuda where there is a usable card")
@@ -285,21 +275,6 @@ class Settings(SamplerSettings):
             metavar="DIR",
         ),
     ] = ()
-    reasoning: Annotated[
-        Literal["auto", "on", "off"],
-        flag("-rea", "--reasoning", help="off: ask templates for replies without thinking"),
-    ] = "auto"
-    reasoning_format: Annotated[
-        Literal["auto", "none", "deepseek", "deepseek-legacy"],
-        flag(
-            "--reasoning-format",
-            help="where thinking goes. auto, deepseek: into a field of its own; deepseek-legacy: there and into the "
-            "content; none: into the content",
-        ),
-    ] = "auto"
-    reasoning_budget: Annotated[
-        int, Field(ge=-1), flag("--reasoning-budget", help="most tokens of thinking; -1: no limit", metavar="N")
-    ] = -1
     max_waiting: Annotated[
         NonNegative, flag("--max-waiting", help="requests that may wait for a slot; more get 503", metavar="N")
     ] = 512

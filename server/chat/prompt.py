@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from model.chat_template import ChatTemplate
 from model.reply_layout import ThinkingLayout
 from server.aside import in_proportion
-from server.chat.begun_reply import begin_reply, end_unwanted_thinking, is_empty, message_to_continue
+from server.chat.begun_reply import begin_reply, end_unwanted_thinking, message_to_continue
 from server.chat.messages import read_message
 from server.chat.template_fit import fields_for_template, texts_for_template
 from server.errors import BodyInvalid, FeatureOff, FieldInvalid
@@ -68,15 +68,15 @@ def render_chat(
     thinking = template.reply_layout.thinking or (None if tags is None else ThinkingLayout(tags.start, tags.end))
     thinks = _thinking_wanted(body, settings, is_known=thinking is not None)
     thinks = thinks and not (is_constrained and _reasoning_format(body, settings) == "none")
-    last = message_to_continue(messages, body)
+    last = message_to_continue(messages, body, settings)
     history = texts_for_template(template, messages if last is None else messages[:-1])
     prompt = template.render(
         fields_for_template(template, messages_for_template(template, calls, history, use)),
         add_generation_prompt=body.add_generation_prompt or last is not None,
         tools=None if calls.is_generic and use.callable else [tool.as_json() for tool in use.tools],
-        variables=_variables(body, thinks=thinks),
+        variables=_variables(body, settings, thinks=thinks),
     )
-    if last is None or is_empty(last):
+    if last is None or last.is_empty:
         head, begun = end_unwanted_thinking(prompt, tags, thinks=thinks)
     else:
         head, begun = begin_reply(prompt, last, thinking, template.reply_layout.content_lead)
@@ -97,11 +97,18 @@ def render_chat(
 
 def _budget(body: ChatFields, settings: Settings, tags: ReasoningTags, *, is_begun: bool) -> ReasoningBudget | None:
     num_tokens = settings.reasoning_budget if body.reasoning_budget_tokens < 0 else body.reasoning_budget_tokens
-    return None if num_tokens < 0 else ReasoningBudget(num_tokens, tags, is_begun, body.reasoning_budget_message)
+    sent = body.reasoning_budget_message
+    message = settings.reasoning_budget_message if sent is None else sent
+    return None if num_tokens < 0 else ReasoningBudget(num_tokens, tags, is_begun, message)
 
 
-def _variables(body: ChatFields, *, thinks: bool) -> dict[str, object]:
-    wanted = {**body.chat_template_kwargs, "enable_thinking": thinks}
+def _variables(body: ChatFields, settings: Settings, *, thinks: bool) -> dict[str, object]:
+    wanted = {
+        "preserve_reasoning": settings.reasoning_preserve,
+        **settings.chat_template_kwargs,
+        **body.chat_template_kwargs,
+        "enable_thinking": thinks,
+    }
     if body.reasoning_effort == "none":
         wanted.pop("reasoning_effort", None)
     elif body.reasoning_effort is not None:
@@ -111,7 +118,7 @@ def _variables(body: ChatFields, *, thinks: bool) -> dict[str, object]:
 
 def _synonyms(wanted: Mapping[str, object]) -> dict[str, object]:
     """Return what else templates call the variables that have one name in requests."""
-    is_kept, effort = wanted.get("preserve_reasoning", True), wanted.get("reasoning_effort")
+    is_kept, effort = wanted["preserve_reasoning"], wanted.get("reasoning_effort")
     synonyms: dict[str, object] = {"reasoning_strength": effort} if isinstance(effort, str) and effort else {}
     if isinstance(is_kept, bool):
         synonyms["preserve_thinking"] = is_kept
@@ -123,7 +130,7 @@ def _thinking_wanted(body: ChatFields, settings: Settings, *, is_known: bool) ->
     """Whether the template is to be told to think: by default, where it is known what thinking looks like."""
     if body.reasoning_effort == "none":
         return False
-    wanted = body.chat_template_kwargs.get("enable_thinking")
+    wanted = (settings.chat_template_kwargs | body.chat_template_kwargs).get("enable_thinking")
     if not isinstance(wanted, bool | None):
         raise FieldInvalid("chat_template_kwargs.enable_thinking", f"type must be boolean, but is {json_type(wanted)}")
     return is_known and settings.reasoning != "off" if wanted is None else wanted

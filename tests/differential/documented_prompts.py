@@ -141,6 +141,17 @@ def _no_generation_prompt(prompts: Prompts, ours: str, peers: str) -> bool:
     return is_one and prompts.body.get("add_generation_prompt") is False and peers.startswith(ours)
 
 
+def _ends_with_answer(prompts: Prompts, ours: str, peers: str) -> bool:
+    content = str(prompts.messages[-1].get("content")) if prompts.continues else ""
+    is_whole = prompts.body.get("add_generation_prompt") is False and not prompts.body.get("continue_final_message")
+    return bool(content) and is_whole and content in ours and peers.endswith(content)
+
+
+def _no_thoughts_to_continue(prompts: Prompts, ours: str, peers: str) -> bool:
+    is_asked = prompts.body.get("continue_final_message") == "reasoning_content"
+    return is_asked and ours == REFUSED and prompts.template.reply_layout.thinking is None
+
+
 def _parts_joined(prompts: Prompts, ours: str, peers: str) -> bool:
     is_one = prompts.model in ("LFM2.5-8B-A1B", "mistralai-Ministral-3-14B-Reasoning-2512")
     has_parts = any(isinstance(message.get("content"), list) for message in prompts.messages)
@@ -176,6 +187,8 @@ DOCUMENTED: Mapping[str, Question] = {
     "Thinking that a template begins though none is wanted is ended": _thinking_ended,
     "An answer that is continued stands behind the whole header": _whole_header,
     "`add_generation_prompt` false is false to the template": _no_generation_prompt,
+    "it ends with an assistant's message": _ends_with_answer,
+    "thoughts of a model without thinking": _no_thoughts_to_continue,
     "Parts of a message are joined as the template joins them": _parts_joined,
     "llama-server ends the message that is to be continued": _named_continues_nothing,
     "refuses tools": _named_without_tools,

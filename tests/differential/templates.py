@@ -85,6 +85,17 @@ CONVERSATIONS: dict[str, dict[str, object]] = {
     "an answer after thoughts to continue": {"messages": [_HELLO, {**_BEGUN, "reasoning_content": "Hmm."}]},
     "an answer to continue without thinking": {"messages": [_HELLO, _BEGUN], "chat_template_kwargs": _OFF},
     "several turns to continue": {"messages": [_SYSTEM, _HELLO, _THOUGHT, _AGAIN, _BEGUN]},
+    "a conversation that ends with an answer": {"messages": [_HELLO, _BEGUN], "add_generation_prompt": False},
+    "thoughts that go on": {
+        "messages": [_HELLO, {**_THOUGHT, "content": "So"}],
+        "continue_final_message": "reasoning_content",
+        "add_generation_prompt": False,
+    },
+    "content that goes on": {
+        "messages": [_HELLO, {**_THOUGHT, "content": ""}],
+        "continue_final_message": "content",
+        "add_generation_prompt": False,
+    },
     "parts to continue": {"messages": [_HELLO, _PARTS_BEGUN]},
     "tools": {"messages": [_HELLO], "tools": _TOOLS},
     "tools and a system": {"messages": [_SYSTEM, _HELLO], "tools": _TOOLS},

@@ -22,6 +22,8 @@ PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
         ("upstage-Solar-Open-100B", "an answer to continue", "assistant<|content|>b", "assistantb"),
         ("microsoft-Phi-3.5-mini-instruct", "an answer to continue", "<|assistant|>b", "<|im_end|>assistant|>b"),
         ("llama-cpp-rwkv-world", "without a generation prompt", "a", "aAssistant:"),
+        ("x", "a conversation that ends with an answer", "Once upon<|im_end|>", "Once upon"),
+        ("x", "thoughts that go on", REFUSED, "a"),
         ("LFM2.5-8B-A1B", "parts", "onetwo", "one\ntwo"),
         ("mistralai-Ministral-3-14B-Reasoning-2512", "an assistant without content", REFUSED, "a"),
         ("google-gemma-4-31B-it", "no messages", "a", REFUSED),

@@ -4,6 +4,7 @@ import pytest
 
 from model.chat_template import ChatTemplate
 from server.chat.prompt import RenderedChat, render_chat
+from server.errors import FieldInvalid
 from server.schemas import ChatFields, parse
 from tests.model.test_reply_layout import BEGINS_THINKING, CHANNELS, QWEN, RECIPIENTS
 from tests.server import chat_templates
@@ -73,6 +74,46 @@ def test_what_a_template_writes_around_a_message_is_written(source: str, message
 )
 def test_a_prompt_says_once_that_there_is_no_thinking(source: str, end: str) -> None:
     assert render(source, SO, **OFF).prompt.endswith(f"hi{end}" if "messages[0]" in source else end)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message", "end"),
+    [
+        ("reasoning_content", BOTH, "<|assistant|><think>\nhm"),
+        ("content", BOTH, "<|assistant|><think>\nhm\n</think>\n\nSo"),
+        ("content", THOUGHT, "<|assistant|><think>\nhm\n</think>\n\n"),
+        (True, THOUGHT, "<|assistant|><think>\nhm"),
+        (True, BOTH, "<|assistant|><think>\nhm\n</think>\n\nSo"),
+    ],
+)
+def test_a_request_says_which_part_goes_on(wanted: object, message: dict[str, object], end: str) -> None:
+    assert render(QWEN, message, continue_final_message=wanted, add_generation_prompt=False).prompt.endswith(end)
+
+
+@pytest.mark.parametrize("wanted", ["reasoning", 1, None, [], {}])
+def test_another_word_for_what_goes_on_is_refused(wanted: object) -> None:
+    if wanted is None:
+        assert render(QWEN, SO, continue_final_message=wanted).prompt.endswith("So")
+        return
+    with pytest.raises(FieldInvalid, match="continue_final_message"):
+        render(QWEN, SO, continue_final_message=wanted, add_generation_prompt=False)
+
+
+def test_thoughts_of_a_model_that_has_none_cannot_go_on() -> None:
+    with pytest.raises(FieldInvalid, match="shows no thinking to continue"):
+        render(chat_templates.PLAIN, BOTH, continue_final_message="reasoning_content", add_generation_prompt=False)
+
+
+def test_replies_continue_nothing_by_themselves_where_the_setting_says_so() -> None:
+    settings = fake_settings().model_copy(update={"prefill_assistant": False})
+    messages = [USER, {"role": "assistant", **SO}]
+    fields = parse(ChatFields, {"messages": messages})
+    assert (
+        render_chat(ChatTemplate(chat_templates.PLAIN), fields, settings).prompt
+        == "<user>hi\n<assistant>So\n<assistant>"
+    )
+    fields = parse(ChatFields, {"messages": messages, "continue_final_message": True, "add_generation_prompt": False})
+    assert render_chat(ChatTemplate(chat_templates.PLAIN), fields, settings).prompt == "<user>hi\n<assistant>So"
 
 
 def test_an_empty_message_begins_nothing() -> None:
