@@ -18,7 +18,7 @@ from enum import StrEnum
 from llguidance import LLMatcher, regex_to_lark
 
 from model.constraint_check import CPU_LIMIT_S, GrammarChecker, new_matcher
-from model.constraint_filter import CompiledConstraint, ConstraintFilter
+from model.constraint_filter import CompiledConstraint, ConstraintFilter, MaskThreads
 from model.constraint_thinking import Thinking, whole_grammar
 from model.constraint_triggers import TriggerError, Triggers, TriggerSearch
 from model.constraint_vocabulary import ConstraintFailed, TokenVocabulary, engine_message
@@ -79,17 +79,17 @@ class ConstraintText:
 class Constraint:
     """A compiled constraint, for any number of requests."""
 
-    def __init__(self, compiled: CompiledConstraint, digest: str, executor: ThreadPoolExecutor) -> None:
+    def __init__(self, compiled: CompiledConstraint, digest: str, threads: MaskThreads) -> None:
+        self.compiled = compiled
         self.digest = digest
         """Says which tokens it allows: equal ones allow the same."""
-        self._compiled = compiled
-        self._executor = executor
+        self._threads = threads
 
     def begin(self, end_ids: Iterable[int] = ()) -> ConstraintFilter:
         """Return the filter of one request's tokens, before the first of them. `end_ids` end the request beside the
         vocabulary's own: they may come where the text may end, too.
         """
-        return ConstraintFilter(self._compiled, self._executor, frozenset(end_ids))
+        return ConstraintFilter(self.compiled, self._threads, frozenset(end_ids))
 
 
 class ConstraintCompiler:
@@ -102,8 +102,8 @@ class ConstraintCompiler:
         self._lock = threading.Lock()
         self._checker = GrammarChecker(cpu_limit_s)
         self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="constraint")
-        # Beside the step that needs the masks, and beside what is compiled.
-        self._masking = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mask")
+        usual, slow = (ThreadPoolExecutor(max_workers=1, thread_name_prefix=name) for name in ("mask", "slow mask"))
+        self._masking = MaskThreads(usual, slow)
 
     def kept(self, tokenizer: Tokenizer, text: ConstraintText) -> Constraint | None:
         """Return a constraint that was compiled before, None where it was not."""

@@ -1,11 +1,13 @@
 """Which tokens one request may generate next, as far as it has come.
 
-The mask of the next token is computed as soon as the last one is known, on a thread of its own, while the scheduler
+The mask of the next token is computed as soon as the last one is known, on a thread beside, while the scheduler
 plans and the model runs. It is a function of the tokens alone, so a request that was preempted, paused or computed
 again goes on where it was.
 """
 
-from concurrent.futures import Executor, Future
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, field
 
 from llguidance import LLMatcher
@@ -13,8 +15,19 @@ from llguidance import LLMatcher
 from model.constraint_triggers import FreeText, TriggerSearch
 from model.constraint_vocabulary import ConstraintFailed, TokenVocabulary
 
+_SLOW_S = 0.02
 Allowed = tuple[bytes, bool]
 """One byte for each token of the vocabulary, 0 where it is forbidden; and whether the text may end."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskThreads:
+    """Where masks are computed, beside the steps that need them. A request whose last mask took long has its next one
+    on a thread with its like, so that no other waits for it."""
+
+    usual: Executor
+    slow: Executor
+    clock: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +58,20 @@ class CompiledConstraint:
 class ConstraintFilter:
     """The state of one request. One thread at a time calls it."""
 
-    def __init__(self, compiled: CompiledConstraint, executor: Executor, end_ids: frozenset[int]) -> None:
+    def __init__(self, compiled: CompiledConstraint, threads: MaskThreads, end_ids: frozenset[int]) -> None:
         self._compiled = compiled
-        self._executor = executor
+        self._threads = threads
+        self._is_slow = False
         self._end_ids = end_ids.union(compiled.vocabulary.eog_ids)
         self._own_end_ids = end_ids.difference(compiled.vocabulary.eog_ids)
         self._matcher = compiled.matcher.deep_copy() if compiled.search is None else None
         """None in free text."""
         self._free = None if compiled.search is None else FreeText(compiled.search)
         self._next: Future[Allowed] | None = None
+
+    def is_ready(self, wait_s: float) -> bool:
+        """Whether the mask of the next token is there now, or within `wait_s` seconds."""
+        return self._next is None or bool(wait([self._next], wait_s).done)
 
     def allowed(self) -> bytes:
         """Return one byte for each token of the vocabulary, 0 where it may not come next. Raises ConstraintFailed."""
@@ -72,12 +90,20 @@ class ConstraintFilter:
     def accept(self, token_id: int) -> None:
         """Take the token that was chosen among those allowed."""
         if token_id not in self._end_ids:  # nothing follows those
-            self._next = self._executor.submit(self._advance, token_id)
+            executor = self._threads.slow if self._is_slow else self._threads.usual
+            self._next = executor.submit(self._advance, token_id)
 
     def _result(self) -> Allowed:
         return self._compiled.first if self._next is None else self._next.result()
 
     def _advance(self, token_id: int) -> Allowed:
+        begun_s = self._threads.clock()
+        try:
+            return self._allowed_after(token_id)
+        finally:
+            self._is_slow = self._threads.clock() - begun_s > _SLOW_S
+
+    def _allowed_after(self, token_id: int) -> Allowed:
         compiled = self._compiled
         if self._matcher is not None:
             compiled.vocabulary.feed(self._matcher, token_id, compiled.preserved)

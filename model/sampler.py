@@ -17,6 +17,7 @@ Dimensions: S rows, V vocabulary of their adapter list (the base model's or larg
 """
 
 import math
+import time
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -30,11 +31,13 @@ from model.sampler_candidates import Candidates, Drawn
 from model.sampler_chain import draw_by_chain
 from model.sampler_penalties import penalised
 from model.sampler_random import uniform
-from scheduler.batch import Row, RowFault, Sample, SamplingParams, TokenLogprob
+from scheduler.batch import Row, RowFault, RowLate, Sample, SamplingParams, TokenLogprob
 
 Floats: TypeAlias = npt.NDArray[np.floating]
 Ids: TypeAlias = npt.NDArray[np.int64]
 
+_MAX_WAIT_S = 0.02
+"""That a step waits for what constraints allow, over all rows: some grammars take twenty times as long."""
 _PARALLEL_SIZE = 100_000
 """Logits from which several threads are worth while."""
 _DEPTHS = (4.0, 8.0, 12.0, 16.0, math.inf)
@@ -53,11 +56,12 @@ class _End(_NoToken):
     """There is none, because the text is complete."""
 
 
-def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sample | RowFault]:
+def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sample | RowFault | RowLate]:
     """Choose a token for each row: `logits` (S, V) float32 on any device, `rows` S rows with `sampling`.
 
     Modifies nothing. A row is at fault where its logits hold NaN, all are -inf (a `logit_bias` can do that), the
-    largest is infinite, or `logit_bias` names a token outside the vocabulary; it says nothing of the other rows."""
+    largest is infinite, or `logit_bias` names a token outside the vocabulary; it says nothing of the other rows. A
+    decode row is late whose constraint takes longer to say what may come next than others are made to wait."""
     assert logits.dtype == torch.float32, logits.dtype
     assert logits.dim() == 2, logits.shape
     host = logits.detach().cpu().contiguous().numpy()  # (S, V)
@@ -66,7 +70,17 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Sample | RowFault]
     chosen = dict(zip(as_they_are, _choose(host, as_they_are, rows), strict=True))
     # Overflow and NaN are looked for where they matter, in `_fault_of`.
     with np.errstate(all="ignore"):
-        return [_outcome(host[number], row, chosen.get(number)) for number, row in enumerate(rows)]
+        deadline_s = time.monotonic() + _MAX_WAIT_S
+        return [
+            RowLate(row.request_id) if _is_late(row, deadline_s) else _outcome(host[number], row, chosen.get(number))
+            for number, row in enumerate(rows)
+        ]
+
+
+def _is_late(row: Row, deadline_s: float) -> bool:
+    if row.token_filter is None or not row.is_decode:
+        return False
+    return not row.token_filter.is_ready(max(deadline_s - time.monotonic(), 0.0))
 
 
 def _choose(host: Floats, numbers: Sequence[int], rows: Sequence[Row]) -> list[int]:

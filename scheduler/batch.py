@@ -92,6 +92,10 @@ class TokenFilter(Protocol):
     computed again.
     """
 
+    def is_ready(self, wait_s: float) -> bool:
+        """Whether what may come next is known now, or within `wait_s` seconds."""
+        ...
+
     def allowed(self) -> bytes:
         """Return one byte for each token of the vocabulary, 0 where it may not come next."""
         ...
@@ -299,10 +303,18 @@ class RowFault:
 
 
 @dataclass(frozen=True, slots=True)
+class RowLate:
+    """A decode row for which it is not known yet what may come next. It is as if it had not been computed: the request
+    has the same row in its next step, and the other rows of this one do not wait."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
     """One outcome for each row of the batch that has `sampling`, in the order of the rows."""
 
-    samples: tuple[Sample | RowFault, ...]
+    samples: tuple[Sample | RowFault | RowLate, ...]
     pooled: tuple[Pooled, ...] = ()
     """One for each row that has `pooling`, in the order of the rows."""
     scores: tuple[Scores, ...] = ()

@@ -9,7 +9,7 @@ docs/scheduling.md."""
 
 from dataclasses import dataclass
 
-from scheduler.batch import BLOCK_SIZE, Batch, Row, RowFault, Sample, StepOutput
+from scheduler.batch import BLOCK_SIZE, Batch, Row, RowFault, RowLate, Sample, StepOutput
 from scheduler.cohort import CohortKey
 from scheduler.errors import PromptEmpty, PromptTooLong, QueueFull, SlotUnknown
 from scheduler.events import (
@@ -166,7 +166,7 @@ class Scheduler:
             request = self._requests.get(row.request_id)
             if isinstance(sample, RowFault):
                 self.end(row.request_id, reason_of(sample), now, sample.message)
-            elif request is not None:
+            elif request is not None and not isinstance(sample, RowLate):
                 self._advance(request, row, sample, now)
 
     def fail(self, message: str, now: float) -> None:

@@ -2,9 +2,11 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from model.backend import choose_backend
 from model.constraint import Constraint, ConstraintText, Syntax
+from model.constraint_filter import ConstraintFilter, MaskThreads
 from model.kv_cache import KVCache
 from model.language_model import LanguageModel, load_language_model
 from model.lora_cache import LoraCache
@@ -21,7 +24,7 @@ from model.runner import ModelRunner
 from model.sampler import sample
 from model.tokenizer import Tokenizer, load_tokenizer
 from model.weights import load_checkpoint
-from scheduler.batch import BLOCK_SIZE, Row, RowFault, Sample, SamplerChain, SamplingParams
+from scheduler.batch import BLOCK_SIZE, Row, RowFault, RowLate, Sample, SamplerChain, SamplingParams
 from scheduler.cohort import BASE
 from scheduler.core import Scheduler, SchedulerLimits
 from scheduler.events import Event, Finished, FinishReason, Preempted, TokenSampled
@@ -49,6 +52,13 @@ class FixedFilter:
     allowed_ids: frozenset[int]
     is_complete: bool = False
     accepted: list[int] = field(default_factory=list)
+    num_late: int = 0
+    """How often it is not ready."""
+    num_asked: int = 0
+
+    def is_ready(self, wait_s: float) -> bool:
+        self.num_asked += 1
+        return self.num_asked > self.num_late
 
     def allowed(self) -> bytes:
         return bytes(token_id in self.allowed_ids for token_id in range(V))
@@ -101,6 +111,62 @@ def test_where_nothing_may_follow_the_request_ends_or_fails() -> None:
     assert fault == RowFault(1, "logit_bias and the constraint forbid every token", is_asked_for=True)
 
 
+def test_a_decode_row_whose_filter_is_not_ready_is_late_and_no_other() -> None:
+    logits, params = torch.zeros(3, V), SamplingParams(temperature=0.0)
+    late = replace(row(params, FixedFilter(frozenset({7}), num_late=1)), is_decode=True)
+    prompt = row(params, FixedFilter(frozenset({8}), num_late=1))
+    rows = [late, prompt, row(params)]
+    first, of_prompt, plain = sample(logits, rows)
+    assert first == RowLate(1)
+    assert isinstance(of_prompt, Sample)
+    assert isinstance(plain, Sample)
+    assert (of_prompt.token_id, plain.token_id) == (8, 0)
+    [again] = sample(logits[:1], rows[:1])
+    assert again == Sample(1, 7)
+
+
+class HeldExecutor(Executor):
+    """Runs its work when it is told to."""
+
+    def __init__(self) -> None:
+        self.held: list[Callable[[], None]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        self.held.append(lambda: future.set_result(fn(*args, **kwargs)))
+        return future
+
+
+def begin(tiny: "Tiny", threads: MaskThreads) -> ConstraintFilter:
+    constraint = tiny.constraints[3]
+    assert constraint is not None
+    return Constraint(constraint.compiled, "", threads).begin()
+
+
+def test_a_request_whose_masks_are_slow_delays_its_like_alone(tiny: "Tiny") -> None:
+    usual, slow = HeldExecutor(), HeldExecutor()
+    ticks = iter([0.0, 1.0, 2.0, 2.01, 3.0, 3.01])
+    token_filter = begin(tiny, MaskThreads(usual, slow, clock=lambda: next(ticks)))
+    [token_id] = tiny.tokenizer.encode("a")
+    for executor in (usual, slow, usual):
+        token_filter.accept(token_id)
+        executor.held.pop()()
+    assert not usual.held
+    assert not slow.held
+
+
+def test_a_constraint_is_ready_when_its_mask_is_there(tiny: "Tiny") -> None:
+    executor = HeldExecutor()
+    token_filter = begin(tiny, MaskThreads(executor, executor))
+    assert token_filter.is_ready(0.0)
+    [token_id] = tiny.tokenizer.encode("a")
+    token_filter.accept(token_id)
+    assert not token_filter.is_ready(0.0)
+    executor.held.pop()()
+    assert token_filter.is_ready(0.0)
+    assert token_filter.allowed()[token_id]
+
+
 # A whole model.
 
 SCHEMA = {
@@ -117,6 +183,29 @@ TEXTS = [
 ]
 
 
+@dataclass
+class LateFilter:
+    """A filter that is not ready until it was asked some times, at each token."""
+
+    inner: ConstraintFilter
+    num_late: int
+    num_asked: int = 0
+
+    def is_ready(self, wait_s: float) -> bool:
+        self.num_asked += 1
+        return self.num_asked > self.num_late
+
+    def allowed(self) -> bytes:
+        return self.inner.allowed()
+
+    def can_end(self) -> bool:
+        return self.inner.can_end()
+
+    def accept(self, token_id: int) -> None:
+        self.num_asked = 0
+        self.inner.accept(token_id)
+
+
 @dataclass(frozen=True)
 class Tiny:
     """A random model and its tokenizer."""
@@ -126,7 +215,7 @@ class Tiny:
     stacks: LoraCache
     constraints: Sequence[Constraint | None]
 
-    def request(self, number: int) -> Request:
+    def request(self, number: int, *, is_late: bool = False) -> Request:
         """Request `number`: a constraint or none, some greedy, some beginning alike."""
         constraint = self.constraints[number % len(TEXTS)]
         prompt = [(5 * i) % 250 + 10 for i in range(20)] * (number % 3) + [30 + number]
@@ -137,7 +226,7 @@ class Tiny:
             SamplingParams(temperature=float(number % 2), seed=number, num_logprobs=2),
             max_new_tokens=40,
             eog_ids=self.tokenizer.eog_ids,
-            token_filter=None if constraint is None else constraint.begin(),
+            token_filter=None if constraint is None else LateFilter(constraint.begin(), 3 * is_late),
         )
 
     def text(self, ids: Sequence[int]) -> str:
@@ -156,10 +245,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     return Tiny(model, tokenizer, LoraCache((), model.adaptable, backend, max_bytes=2**20), constraints)
 
 
-def run(tiny: Tiny, numbers: Sequence[int], num_slots: int, num_blocks: int, max_step_tokens: int) -> list[Event]:
+def run(
+    tiny: Tiny,
+    numbers: Sequence[int],
+    num_slots: int,
+    num_blocks: int,
+    max_step_tokens: int,
+    late: Collection[int] = (),
+) -> list[Event]:
     runner = ModelRunner(tiny.model, KVCache(tiny.model.config, num_blocks, tiny.model.backend), tiny.stacks)
     limits = SchedulerLimits(num_slots, num_blocks, 6 * BLOCK_SIZE, max_step_tokens, max_waiting=64)
-    scheduler, waiting, now = Scheduler(limits), [tiny.request(number) for number in numbers], 0.0
+    scheduler, now = Scheduler(limits), 0.0
+    waiting = [tiny.request(number, is_late=number in late) for number in numbers]
     while waiting or scheduler.num_requests:
         for arriving in waiting[:2]:
             scheduler.add(arriving, now)
@@ -186,7 +283,7 @@ def test_constrained_tokens_in_any_company_are_those_alone(
     tiny: Tiny, num_slots: int, num_blocks: int, max_step_tokens: int
 ) -> None:
     numbers = range(12)
-    events = run(tiny, numbers, num_slots, num_blocks, max_step_tokens)
+    events = run(tiny, numbers, num_slots, num_blocks, max_step_tokens, late=numbers[::3])
     together = samples_of(events)
     for number in numbers:
         assert together[number] == samples_of(run(tiny, [number], 1, 6, 64))[number], number

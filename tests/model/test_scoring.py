@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from model.runner import ModelRunner
 from model.scoring import MAX_LOGIT_ROWS, joined, parts_of, tokens_with_logits
-from scheduler.batch import Batch, Row, RowFault, Sample, SamplingParams, Scores, Scoring
+from scheduler.batch import Batch, Row, RowFault, RowLate, Sample, SamplingParams, Scores, Scoring
 from tests.model.test_pooling import on_cpu, runner_of
 from tests.model.tiny import make_model, write_gguf
 
@@ -36,7 +36,7 @@ def row_of(start: int, stop: int, request_id: int = 0) -> Row:
 
 def scores_of(
     runner: ModelRunner, chunks: Sequence[int], neighbours: Sequence[Row] = ()
-) -> tuple[list[Sample], Sample | RowFault]:
+) -> tuple[list[Sample], Sample | RowFault | RowLate]:
     """Compute PROMPT in chunks; return its scores, and what is sampled after it."""
     start = 0
     scored: list[Sample] = []

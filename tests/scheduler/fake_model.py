@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from zlib import crc32
 
-from scheduler.batch import BLOCK_SIZE, Batch, Pooled, Pooling, Row, Sample, Scores, StepOutput
+from scheduler.batch import BLOCK_SIZE, Batch, Pooled, Pooling, Row, RowLate, Sample, Scores, StepOutput
 from scheduler.cohort import CacheSeed, cache_seed
 from scheduler.request import Request
 
@@ -129,7 +129,7 @@ class FakeModel:
         """What the tokens of a request's prompt are to be scored, all but the first."""
         return self._scores[request.request_id]
 
-    def _sample(self, row: Row, seed: CacheSeed) -> Sample:
+    def _sample(self, row: Row, seed: CacheSeed) -> Sample | RowLate:
         assert row.sampling is not None
         last = self._cell_at(row, row.end - 1)
         assert last is not None
