@@ -33,6 +33,7 @@ class LiveServer:
         self._load = load
         self._load_next = load_next
         self._wait_for_engine = wait_for_engine
+        self._advanced_s = 0.0
         self._listeners = listen(self.settings)
         self.url = f"http://127.0.0.1:{self._listeners[0].getsockname()[1]}"
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="live server")
@@ -47,6 +48,7 @@ class LiveServer:
     async def _run(self) -> None:
         self.service = Service(self.settings, self._load, self._load_next)
         self._event_loop = asyncio.get_running_loop()
+        self._event_loop.time = lambda: time.monotonic() + self._advanced_s  # type: ignore[method-assign]
         self._started.set()
         self.exit_code = await self.service.run(self._listeners)
 
@@ -72,6 +74,11 @@ class LiveServer:
         """Wait for the end."""
         self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive(), "the server did not stop"
+
+    def advance(self, seconds: float) -> None:
+        """Let so much time be over for the timers of the event loop."""
+        self._advanced_s += seconds
+        self._event_loop.call_soon_threadsafe(lambda: None)
 
     def client(self) -> httpx.Client:
         """Return a client of this server."""

@@ -1,6 +1,7 @@
 """Limits in time: `--request-timeout` and `t_max_predict_ms`, over real HTTP."""
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,20 @@ def held(timeout_s: float) -> Iterator[tuple[LiveServer, Turnstile, httpx.Client
         turnstile.open()
 
 
+@contextmanager
+def over_at_step(server: LiveServer, turnstile: Turnstile, number: int) -> Iterator[None]:
+    """Let time limits be over when the server has come to a step, whose tokens then come too late."""
+
+    def advance() -> None:
+        turnstile.wait_for_step(number)
+        server.advance(1000.0)
+
+    thread = threading.Thread(target=advance)
+    thread.start()
+    yield
+    thread.join()
+
+
 @pytest.mark.parametrize("path", HANDLERS)
 def test_a_request_without_a_token_in_time_is_a_503(path: str) -> None:
     with held(0.05) as (server, _, client):
@@ -65,7 +80,7 @@ def test_the_time_limit_counts_in_the_queue() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_has_begun_ends_in_time_with_what_it_has(stream: bool) -> None:
-    with held(1.0) as (server, turnstile, client):
+    with held(100.0) as (server, turnstile, client), over_at_step(server, turnstile, 4):
         turnstile.let(3)
         with client.stream("POST", "/completion", json={"prompt": "a", "stream": stream}) as response:
             assert response.status_code == 200
@@ -77,7 +92,7 @@ def test_an_answer_that_has_begun_ends_in_time_with_what_it_has(stream: bool) ->
 
 
 def test_choices_end_together() -> None:
-    with held(1.0) as (server, turnstile, client):
+    with held(100.0) as (server, turnstile, client), over_at_step(server, turnstile, 2):
         # A step computes 64 tokens: the second prompt is not done when the first has its token.
         turnstile.let(1)
         response = client.post("/v1/completions", json={"prompt": ["a", "x" * 200], "max_tokens": 5})

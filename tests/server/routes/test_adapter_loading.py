@@ -13,6 +13,7 @@ from model.adapter_tensors import AdapterError
 from server.adapters.catalog import AdapterEntry
 from server.adapters.resident import ResidentAdapter
 from tests.server.fakes import (
+    TIMEOUT_S,
     FakeExecutor,
     FakeLoader,
     Turnstile,
@@ -348,7 +349,7 @@ def test_client_that_leaves_while_it_waits_for_an_adapter_leaves_nothing_behind(
         for path in ("/completion", "/v1/completions", "/tokenize"):
             body = {"prompt": "a", "content": "a", "model": "facts"}
             with pytest.raises(httpx.ReadTimeout):
-                client.post(path, json=body, timeout=0.2)
+                client.post(path, json=body, timeout=httpx.Timeout(TIMEOUT_S, read=0.2))
             until(lambda: residency.num_waiting == 0)
         turnstile.open()
         asker.join()

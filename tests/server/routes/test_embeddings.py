@@ -17,6 +17,7 @@ from tests.server.fakes import (
     BOS,
     N_CTX,
     NUM_SLOTS,
+    TIMEOUT_S,
     FakeExecutor,
     Turnstile,
     current_key,
@@ -246,7 +247,7 @@ def test_a_full_queue_is_told(turnstile: Turnstile) -> None:
 def test_a_client_that_leaves_frees_everything(turnstile: Turnstile) -> None:
     with served(FakeExecutor(turnstile=turnstile)) as server:
         with server.client() as client, pytest.raises(httpx.ReadTimeout):
-            client.post("/v1/embeddings", json={"input": ["a"] * 100}, timeout=0.2)
+            client.post("/v1/embeddings", json={"input": ["a"] * 100}, timeout=httpx.Timeout(TIMEOUT_S, read=0.2))
         turnstile.open()
         until(lambda: server.is_idle)
 
