@@ -5,6 +5,7 @@ begun to think, the model chooses whether to.
 """
 
 import json
+import re
 from dataclasses import dataclass
 
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
@@ -25,6 +26,8 @@ class Thinking:
     """What comes behind the thoughts, in replies made of messages."""
     before_text: str = ""
     """What comes before the text, in such replies."""
+    excluded: tuple[str, ...] = ()
+    """Words that are in no thought."""
 
 
 def whole_grammar(rules: str, thinking: Thinking | None) -> str:
@@ -35,9 +38,10 @@ def whole_grammar(rules: str, thinking: Thinking | None) -> str:
     if not thinking.is_begun:
         thoughts = f"({json.dumps(thinking.start)} {thoughts})?" if thinking.is_allowed else ""
     before_text = json.dumps(thinking.before_text) if thinking.before_text else ""
+    thought = "/(?s:.*)/" + "".join(f" & ~/(?s:.*){re.escape(word)}(?s:.*)/" for word in thinking.excluded)
     reply = (
         f"{_OPTIONS}start: {thoughts} {before_text} @constrained\n"
-        f"thoughts[suffix={json.dumps(thinking.end)}]: /(?s:.*)/\n"
+        f"thoughts[suffix={json.dumps(thinking.end)}]: {thought}\n"
         "space: /[ \\n]{0,2}/\n"
     )
     return json.dumps(

@@ -47,11 +47,17 @@ def is_constrained(body: GenerationBody) -> bool:
 
 
 def _budget(chat: RenderedChat, wanted: WantedConstraint | None) -> ReasoningBudget | None:
-    """Return what bounds thinking, or at least keeps triggers of a lazy constraint from being found in it."""
-    if chat.form is None or chat.form.reasoning is None or wanted is None or wanted.text.triggers is None:
+    """Return what bounds thinking, or at least keeps triggers of a lazy constraint from being found in it, unless they
+    end it.
+    """
+    form = chat.form
+    if form is None or form.reasoning is None:
         return chat.budget
-    budget = chat.budget or ReasoningBudget(None, chat.form.reasoning, chat.form.is_reasoning_begun)
-    return replace(budget, is_inner_blind=True)
+    is_blind = wanted is not None and wanted.text.triggers is not None and not form.interrupts
+    budget = chat.budget
+    if budget is None and is_blind:
+        budget = ReasoningBudget(None, form.reasoning, form.is_reasoning_begun)
+    return None if budget is None else replace(budget, interrupts=form.interrupts, is_inner_blind=is_blind)
 
 
 def _limit_thinking(choice: Choice, budget: ReasoningBudget) -> None:

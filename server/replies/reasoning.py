@@ -43,6 +43,17 @@ def is_open(text: str, tags: ReasoningTags) -> bool:
     return text.rfind(tags.start) > text.rfind(tags.end)
 
 
+def cut_at(text: str, words: Sequence[str]) -> tuple[str, str]:
+    """Return the text before the first of the words in it, the longest of those that begin there, and that word; the
+    whole text and nothing where there is none.
+    """
+    places = [(place, -len(word), word) for word in words if (place := text.find(word)) >= 0]
+    if not places:
+        return text, ""
+    place, _, word = min(places)
+    return text[:place], word
+
+
 def unfinished_word(text: str, words: Sequence[str]) -> int:
     """Return the length of the end of `text` that may become one of `words`."""
     longest = 0
@@ -85,9 +96,14 @@ class _State(Enum):
 class ReasoningReader:
     """Splits a text that comes in pieces, however they are cut, into thinking and the rest."""
 
-    def __init__(self, tags: ReasoningTags, *, is_begun: bool, keeps_tags: bool = False) -> None:
-        """`is_begun`: the prompt ends with the start tag. `keeps_tags`: the rest is the whole text, tags included."""
+    def __init__(
+        self, tags: ReasoningTags, *, is_begun: bool, keeps_tags: bool = False, interrupts: Sequence[str] = ()
+    ) -> None:
+        """`is_begun`: the prompt ends with the start tag. `keeps_tags`: the rest is the whole text, tags included.
+        `interrupts` end thinking as well, and belong to the rest.
+        """
         self._tags = tags
+        self._ends = (tags.end, *interrupts)
         self._state = _State.FIRST if is_begun else _State.BEFORE
         self._keeps_tags = keeps_tags
         self._held = ""
@@ -141,11 +157,11 @@ class ReasoningReader:
                 return None
 
     def _think(self) -> list[Part] | None:
-        before, end, after = self._held.partition(self._tags.end)
+        before, end = cut_at(self._held, self._ends)
         if end:
-            self._become(_State.AFTER, after)
+            self._become(_State.AFTER, self._held[len(before) :].removeprefix(self._tags.end))
             return [Reasoning(before.rstrip())]
-        num_certain = len(before) - unfinished_marker(before, (self._tags.end,))
+        num_certain = len(before) - unfinished_marker(before, self._ends)
         if not num_certain:
             return None
         self._held = before[num_certain:]

@@ -26,6 +26,8 @@ class ReasoningBudget:
     """Whether the prompt ends in the middle of thinking."""
     message: str = ""
     """Is forced before the end tag."""
+    interrupts: tuple[str, ...] = ()
+    """End thinking as well."""
     is_inner_blind: bool = False
     """Whether the constraint beside it is not told of thinking, in which anything may come."""
 
@@ -102,10 +104,11 @@ class BudgetFilter:
         tags, text = self._budget.tags, self._text.lstrip()
         if self._state is _State.THINKING:
             self._num_thought += 1
-            if tags.end in self._text:
+            ends = (tags.end, *self._budget.interrupts)
+            if any(end in self._text for end in ends):
                 self._state = _State.OVER
             else:
-                self._text = self._text[1 - len(tags.end) :]
+                self._text = self._text[1 - max(map(len, ends)) :]
                 self._check_budget()
         elif text.startswith(tags.start):
             self._think()

@@ -47,7 +47,12 @@ class ReplyForm:
             return self._harmony_thinking(harmony.FINAL)
         if tags is None or not (self.may_think or self.is_reasoning_begun):
             return None
-        return Thinking(tags.start, tags.end, self.is_reasoning_begun)
+        return Thinking(tags.start, tags.end, self.is_reasoning_begun, excluded=self.interrupts)
+
+    @property
+    def interrupts(self) -> tuple[str, ...]:
+        """The words of calls that end thinking, beside its tag."""
+        return () if self.calls is None else self.calls.interrupts
 
     @property
     def thinking_before_calls(self) -> Thinking | None:
@@ -91,7 +96,10 @@ class ReplyReader:
             return
         if form.reasoning is not None:
             self._reasoning = ReasoningReader(
-                form.reasoning, is_begun=form.is_reasoning_begun, keeps_tags=form.keeps_reasoning
+                form.reasoning,
+                is_begun=form.is_reasoning_begun,
+                keeps_tags=form.keeps_reasoning,
+                interrupts=form.interrupts,
             )
         if form.calls is not None:
             self._calls = ToolCallReader(form.calls, form.tools)

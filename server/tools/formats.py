@@ -37,6 +37,8 @@ class CallFormat:
     """Where its opener was left out, a call may begin with the name of a tool between these words."""
     call_id_length: int = 0
     """What templates of this family want; 0: anything."""
+    ends_thinking: bool = False
+    """Whether models call tools in the middle of thinking, which is over then."""
     is_in_channels: bool = False
     """Whether calls are messages of replies with channels (harmony_call.py), and the notation means nothing."""
     example: str = ""
@@ -60,6 +62,12 @@ class CallFormat:
         return tuple(before + tool.name + behind for tool in tools) if before else ()
 
     @property
+    def interrupts(self) -> tuple[str, ...]:
+        """The words that end thinking, beside its tag."""
+        openers = (self.section_opener, self.opener) if self.ends_thinking else ()
+        return tuple(word for word in openers if word)
+
+    @property
     def markers(self) -> tuple[str, ...]:
         """The words that may be tokens of their own, which a reply usually does not show."""
         around = (self.section_opener, self.section_closer, self.opener, self.closer, self.optional_opener)
@@ -77,7 +85,11 @@ MISTRAL = CallFormat(
 MISTRAL_NAMED = CallFormat(NamedJson("[ARGS]", id_mark="[CALL_ID]"), "[TOOL_CALLS]", call_id_length=9)
 _FUNCTION = Tagged("<function=", ">", "<parameter=", ">", "</parameter>", "</function>")
 QWEN_CODER = CallFormat(
-    replace(_FUNCTION, is_padded=True), "<tool_call>", "</tool_call>", around_name=("<function=", ">")
+    replace(_FUNCTION, is_padded=True),
+    "<tool_call>",
+    "</tool_call>",
+    around_name=("<function=", ">"),
+    ends_thinking=True,
 )
 SEED = CallFormat(_FUNCTION, "<seed:tool_call>", "</seed:tool_call>")
 GLM = CallFormat(
@@ -119,6 +131,7 @@ KIMI = CallFormat(
     "<|tool_call_end|>",
     "<|tool_calls_section_begin|>",
     "<|tool_calls_section_end|>",
+    ends_thinking=True,
 )
 FUNCTIONARY = CallFormat(NamedJson(">"), "<function=", "</function>")
 COMMAND_R7B = CallFormat(

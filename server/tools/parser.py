@@ -9,12 +9,12 @@ from collections.abc import Collection
 from enum import Enum, auto
 
 from server.replies.parts import Content, Part, joined
-from server.replies.reasoning import unfinished_marker
+from server.replies.reasoning import cut_at, unfinished_marker
 from server.tools.call import Call, by_name
 from server.tools.fields import Tool
 from server.tools.formats import CallFormat
 from server.tools.json_object import JsonObject
-from server.tools.source import NoCall, Source, Steps, cut_at
+from server.tools.source import NoCall, Source, Steps
 
 
 class _Place(Enum):

@@ -7,7 +7,7 @@ on how that is cut into pieces.
 from collections.abc import Callable, Generator
 from typing import TypeAlias, TypeVar
 
-from server.replies.reasoning import unfinished_word
+from server.replies.reasoning import cut_at, unfinished_word
 from server.tools.json_end import SPACE, JsonValue
 
 _T = TypeVar("_T")
@@ -91,14 +91,3 @@ class Source:
             if not value.is_complete:
                 yield
         return taken
-
-
-def cut_at(text: str, words: tuple[str, ...]) -> tuple[str, str]:
-    """Return the text before the first of the words in it, the longest of those that begin there, and that word; the
-    whole text and nothing where there is none.
-    """
-    places = [(place, -len(word), word) for word in words if (place := text.find(word)) >= 0]
-    if not places:
-        return text, ""
-    place, _, word = min(places)
-    return text[:place], word

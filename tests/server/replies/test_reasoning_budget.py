@@ -15,7 +15,7 @@ from server.replies.reasoning_budget import BudgetFilter, ReasoningBudget
 from server.replies.reply import ReplyForm
 from server.tools.constraint import tool_constraint
 from server.tools.fields import Tool, ToolUse
-from server.tools.formats import HERMES
+from server.tools.formats import HERMES, QWEN_CODER
 from tests.server.chat_templates import HERMES_THINKING, PLAIN, THINKING_BEGUN
 from tests.server.constrained import SamplingExecutor
 from tests.server.fakes import VOCAB_SIZE, byte_tokenizer, fake_engine, fake_limits, fake_settings
@@ -31,7 +31,7 @@ def generate(token_filter: BudgetFilter, wishes: str) -> str:
     for wish in wishes.encode():
         allowed = token_filter.allowed()
         assert len(allowed) == VOCAB_SIZE
-        token_id = wish if allowed[wish] else allowed.index(1)
+        token_id = wish if allowed[wish] else next(each for each, is_allowed in enumerate(allowed) if is_allowed)
         said.append(token_id)
         token_filter.accept(token_id)
     return said.decode()
@@ -82,6 +82,26 @@ def test_the_tag_is_forced_behind_a_character_that_is_whole() -> None:
         tokenizer, ConstraintCompiler().compile(tokenizer, text).result().begin()
     )
     assert generate(token_filter, "\u20acxxxxxxxx7") == "\u20ac</think>7"
+
+
+@pytest.mark.parametrize(
+    ("use", "wishes", "said"),
+    [
+        (ToolUse((Tool("f", "", {}),)), "ab<tool_call><function=f></function></tool_call>", None),
+        (ToolUse((Tool("f", "", {}),)), "ab<tool_call><function=g", "ab<tool_call><function=f"),
+        (ToolUse((Tool("f", "", {}),), "required"), "ab<tool_call>", "ab<tool_call\0"),
+    ],
+)
+def test_a_call_in_the_middle_of_thinking_ends_it_unless_one_must_come(
+    use: ToolUse, wishes: str, said: str | None
+) -> None:
+    tokenizer = byte_tokenizer()
+    form = ReplyForm(reasoning=TAGS, is_reasoning_begun=True, calls=QWEN_CODER)
+    wanted = tool_constraint(form, use, tokenizer)
+    assert wanted is not None
+    inner = ConstraintCompiler().compile(tokenizer, wanted.text).result().begin()
+    budget = ReasoningBudget(20, TAGS, is_begun=True, interrupts=QWEN_CODER.interrupts)
+    assert generate(budget.begin(tokenizer, inner), wishes) == (said or wishes)
 
 
 def serving(template: str, budget: int = -1) -> LiveServer:

@@ -7,7 +7,7 @@ from server.replies.parts import CallStart, Content, Reasoning, Reply
 from server.replies.reasoning import ReasoningTags
 from server.replies.reply import ReplyForm, ReplyReader, read_reply
 from server.tools.fields import Tool
-from server.tools.formats import HERMES
+from server.tools.formats import HERMES, QWEN_CODER
 from tests.server.fakes import BOS, TURN, byte_tokenizer
 
 TAGS = ReasoningTags("<think>", "</think>")
@@ -46,3 +46,17 @@ def test_control_tokens_that_mark_parts_are_shown() -> None:
 
 def test_a_form_without_control_tokens_shows_none() -> None:
     assert ReplyForm(reasoning=TAGS, calls=HERMES).visible_ids(byte_tokenizer()) == frozenset()
+
+
+def test_models_that_call_tools_in_the_middle_of_thinking_have_ended_it() -> None:
+    form = ReplyForm(reasoning=TAGS, is_reasoning_begun=True, calls=QWEN_CODER, tools=TOOLS)
+    for pieces in (
+        ["hm <tool_call><function=f></function></tool_call>"],
+        ["hm <tool", "_call><function=f>", "</function>"],
+    ):
+        reader = ReplyReader(form)
+        for piece in pieces:
+            reader.push(piece)
+        reader.flush()
+        assert (reader.reply.reasoning, reader.reply.content) == ("hm", "")
+        assert [(call.name, call.arguments) for call in reader.reply.calls] == [("f", "{}")]
