@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from model.sampler_candidates import Candidates, Drawn, Floats, Ids, ascending, draw
 from model.sampler_dry import dry_penalties
+from model.sampler_infill import infill
 from model.sampler_penalties import penalised
 from model.sampler_random import uniform
 from model.sampler_targets import draw_adaptive, draw_mirostat
@@ -175,6 +176,11 @@ def _first(candidates: Candidates, order: Ids, count: int) -> Candidates:
     return candidates.kept(is_kept)
 
 
+def _infill(candidates: Candidates, link: _Link) -> Candidates:
+    assert link.chain.token_texts is not None
+    return infill(candidates, link.chain.token_texts, link.row)
+
+
 def _unchanged(candidates: Candidates, link: _Link) -> Candidates:
     return candidates
 
@@ -189,5 +195,6 @@ _APPLY: dict[Sampler, Callable[[Candidates, _Link], Candidates]] = {
     Sampler.MIN_P: _min_p,
     Sampler.XTC: _xtc,
     Sampler.TEMPERATURE: _temperature,
+    Sampler.INFILL: _infill,
     Sampler.ADAPTIVE_P: _unchanged,
 }

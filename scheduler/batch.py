@@ -2,7 +2,7 @@
 tensors."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
@@ -25,14 +25,27 @@ class Sampler(StrEnum):
     MIN_P = "min_p"
     XTC = "xtc"
     TEMPERATURE = "temperature"
+    INFILL = "infill"
     ADAPTIVE_P = "adaptive_p"
     """Chooses the token, wherever it stands; the others change or drop candidates."""
 
 
-DEFAULT_SAMPLERS = tuple(sampler for sampler in Sampler if sampler is not Sampler.ADAPTIVE_P)
+DEFAULT_SAMPLERS = tuple(sampler for sampler in Sampler if sampler not in (Sampler.INFILL, Sampler.ADAPTIVE_P))
 """llama-server's order."""
 _USUAL_SAMPLERS = (Sampler.PENALTIES, Sampler.TOP_K, Sampler.TOP_P, Sampler.MIN_P, Sampler.TEMPERATURE)
 """Those that do something by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTexts:
+    """What tokens stand for."""
+
+    pieces: Sequence[bytes]
+    """By id; empty where a token has no text."""
+    eog_ids: tuple[int, ...]
+    """Those that end a text."""
+    end_id: int | None
+    """The one that does so where none is among the candidates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +74,8 @@ class SamplerChain:
     dry_breakers: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict, compare=False)
     """The same as tokens: what may follow each that begins one; nothing where it is a whole one. A function of the
     texts and the tokenizer. Empty where nothing is penalised."""
+    token_texts: TokenTexts | None = field(default=None, compare=False, repr=False)
+    """A function of the tokenizer. None where INFILL is not among the samplers."""
     mirostat: int = 0
     """1 and 2: that version of Mirostat chooses the token, after the temperature and no other sampler."""
     mirostat_tau: float = 5.0
@@ -74,7 +89,7 @@ class SamplerChain:
         """Whether it does no more than SamplerChain()."""
         is_bent = self.mirostat != 0 or self.dynatemp_range > 0 or self.adaptive_target >= 0
         is_cut = self.typical_p < 1 or self.top_n_sigma > 0 or self.xtc_probability > 0
-        if is_bent or is_cut or self.uses_dry:
+        if is_bent or is_cut or self.uses_dry or self.uses_texts:
             return False
         return tuple(sampler for sampler in self.samplers if sampler in _USUAL_SAMPLERS) == _USUAL_SAMPLERS
 
@@ -83,6 +98,11 @@ class SamplerChain:
         """Whether earlier repetitions change the logits."""
         is_on = self.dry_multiplier != 0 and self.dry_penalty_last_n != 0
         return is_on and self.mirostat == 0 and Sampler.DRY in self.samplers
+
+    @property
+    def uses_texts(self) -> bool:
+        """Whether it looks at what tokens stand for."""
+        return self.mirostat == 0 and Sampler.INFILL in self.samplers
 
 
 class TokenFilter(Protocol):

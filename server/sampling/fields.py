@@ -10,13 +10,14 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from model.sampler_breakers import breaker_tokens
+from model.sampler_infill import token_texts
 from model.tokenizer import Tokenizer
 from scheduler.batch import Sampler, SamplerChain
 from server.fields import Flag, real, whole
 from server.sampling.values import BOUND, read_breakers, read_samplers
 
 _DEFAULT = SamplerChain()
-_OF_CHAIN = {field.name for field in fields(SamplerChain)} - {"dry_breakers"}
+_OF_CHAIN = {field.name for field in fields(SamplerChain)} - {"dry_breakers", "token_texts"}
 
 
 def _read_base(base: float) -> float:
@@ -62,5 +63,7 @@ async def read_chain(body: SamplerFields, tokenizer: Tokenizer, default: Sampler
     chain = replace(default, **said)
     if chain.uses_dry:
         breakers = await asyncio.to_thread(breaker_tokens, tokenizer, chain.dry_sequence_breakers)
-        return replace(chain, dry_breakers=breakers)
+        chain = replace(chain, dry_breakers=breakers)
+    if chain.uses_texts:
+        chain = replace(chain, token_texts=await asyncio.to_thread(token_texts, tokenizer))
     return None if chain == _DEFAULT else chain

@@ -28,6 +28,7 @@ _LETTERS = {
     "m": Sampler.MIN_P,
     "x": Sampler.XTC,
     "t": Sampler.TEMPERATURE,
+    "i": Sampler.INFILL,
     "a": Sampler.ADAPTIVE_P,
 }
 """The short form of `samplers`."""

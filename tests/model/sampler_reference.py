@@ -171,6 +171,34 @@ def heated(left: Weights, by: float) -> Weights:
     return only(left, ranked(left)[:1]) if by <= 0 else {token: logit / by for token, logit in left.items()}
 
 
+def infill(left: Weights, p: SamplingParams, chain: SamplerChain, row: Row, number: int) -> Weights:
+    """Two tokens after the other, in order of likelihood, and what becomes of the pair."""
+    texts = chain.token_texts
+    assert texts is not None
+    of = softmax(left)
+    ends = [token for token in left if token in texts.eog_ids]
+    p_end = math.fsum(of[token] for token in ends)
+    if 3 * p_end * len(left) > 1 - p_end:
+        return only(left, ends)
+    order, gone = ranked(left), set[int]()
+    for one in order:
+        for other in order:
+            if one == other or one in gone or other in gone:
+                continue
+            if texts.pieces[one] and texts.pieces[other].startswith(texts.pieces[one]):
+                kept, lost = (other, one) if of[other] > of[one] else (one, other)
+                of[kept] += of[lost]
+                of[lost] = 0.0
+                gone.add(lost)
+    likely = [token for token in left if of[token] >= 0.2 and token not in ends]
+    if not likely:
+        may_end = texts.end_id is not None and (texts.end_id, -math.inf) not in p.logit_bias
+        return {texts.end_id: 1.0} if may_end and texts.end_id is not None else only(left, order[:1])
+    kept_ends = [token for token in ends if token not in gone]
+    total = math.fsum(of[token] for token in [*likely, *kept_ends])
+    return only(left, [*kept_ends, *(token for token in likely if of[token] / total >= 1 / (len(likely) + 1))])
+
+
 LINKS: dict[Sampler, Callable[[Weights, SamplingParams, SamplerChain, Row, int], Weights]] = {
     Sampler.PENALTIES: penalties,
     Sampler.DRY: dry,
@@ -181,6 +209,7 @@ LINKS: dict[Sampler, Callable[[Weights, SamplingParams, SamplerChain, Row, int],
     Sampler.MIN_P: min_p,
     Sampler.XTC: xtc,
     Sampler.TEMPERATURE: temperature,
+    Sampler.INFILL: infill,
     Sampler.ADAPTIVE_P: lambda left, p, chain, row, number: left,
 }
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from model.sampler import sample
 from model.sampler_random import uniform
-from scheduler.batch import DEFAULT_SAMPLERS, Row, RowFault, Sample, Sampler, SamplerChain, SamplingParams
+from scheduler.batch import DEFAULT_SAMPLERS, Row, RowFault, Sample, Sampler, SamplerChain, SamplingParams, TokenTexts
 from scheduler.request import Request
 from tests.model.sampler_reference import run
 
@@ -58,6 +58,12 @@ chains = st.builds(
     dry_allowed_length=st.integers(0, 4),
     dry_penalty_last_n=st.integers(0, 40),
     dry_breakers=breakers,
+    token_texts=st.builds(
+        TokenTexts,
+        pieces=st.lists(st.text("ab", max_size=3).map(str.encode), min_size=V, max_size=V),
+        eog_ids=st.lists(tokens, max_size=3, unique=True).map(tuple),
+        end_id=st.one_of(st.none(), tokens),
+    ),
     adaptive_target=st.one_of(st.just(-1.0), st.floats(0.0, 1.0)),
     adaptive_decay=st.floats(0.0, 0.99),
 )
@@ -309,12 +315,13 @@ def test_a_row_without_a_token_to_choose_is_at_fault(chain: SamplerChain, logits
     ],
 )
 def test_the_largest_values_of_all_fields_still_yield_tokens(chain: SamplerChain) -> None:
+    texts = TokenTexts([b"a" * (token_id % 3) for token_id in range(V)], (5,), 5)
     state: tuple[float, ...] = ()
     for temperature in (0.0, 1e-300, 1.0, 1e300):
         params = SamplingParams(temperature, repeat_penalty=1e-6, presence_penalty=-1e6, chain=chain, num_logprobs=V)
         for logits in ([1.0] * V, np.linspace(-30, 30, V).tolist()):
             for post in (False, True):
-                asked = replace(params, post_sampling_probs=post)
+                asked = replace(params, post_sampling_probs=post, chain=replace(chain, token_texts=texts))
                 state = choose(logits, row(asked, history=(1, 2) * 20, state=state)).sampler_state
 
 

@@ -12,7 +12,7 @@ from scheduler.batch import DEFAULT_SAMPLERS, Sampler, SamplerChain, SamplingPar
 from server.errors import FieldInvalid
 from server.sampling.fields import SamplerFields
 from server.schemas import CompletionBody, parse
-from tests.server.fakes import BODIES, BOS, FakeExecutor, fake_engine
+from tests.server.fakes import BODIES, BOS, EOS, FakeExecutor, fake_engine
 from tests.server.live import LiveServer
 
 HONOURED: dict[str, Any] = {
@@ -56,7 +56,7 @@ def sampling_of(executor: FakeExecutor) -> SamplingParams:
 
 def test_every_field_has_a_test() -> None:
     assert {*HONOURED, "post_sampling_probs"} == set(SamplerFields.model_fields)
-    assert {*HONOURED, "dry_breakers"} == {field.name for field in fields(SamplerChain)}
+    assert {*HONOURED, "dry_breakers", "token_texts"} == {field.name for field in fields(SamplerChain)}
 
 
 @pytest.mark.parametrize("field", HONOURED)
@@ -118,6 +118,16 @@ def test_what_asks_for_the_usual_asks_for_nothing(
     assert sampling_of(executor).chain is None
 
 
+def test_the_sampler_infill_is_told_what_tokens_stand_for(client: httpx.Client, executor: FakeExecutor) -> None:
+    body = {"prompt": "ab", "n_predict": 1, "samplers": ["top_k", "infill"]}
+    settings = client.post("/completion", json=body).json()["generation_settings"]
+    assert settings["samplers"] == ["top_k", "infill"]
+    chain = sampling_of(executor).chain
+    assert chain is not None
+    assert chain.token_texts is not None
+    assert (chain.token_texts.pieces[97], chain.token_texts.eog_ids, chain.token_texts.end_id) == (b"a", (EOS,), EOS)
+
+
 def test_probabilities_after_the_samplers_have_names_of_their_own(client: httpx.Client, executor: FakeExecutor) -> None:
     body = {"prompt": "ab", "n_predict": 1, "n_probs": 3, "post_sampling_probs": True}
     result = client.post("/completion", json=body).json()
@@ -141,7 +151,8 @@ def test_openais_answers_have_them_too(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("value", "samplers"),
     [
-        ("edskypmxta", (*DEFAULT_SAMPLERS, Sampler.ADAPTIVE_P)),
+        ("edskypmxtia", (*DEFAULT_SAMPLERS, Sampler.INFILL, Sampler.ADAPTIVE_P)),
+        (["infill"], (Sampler.INFILL,)),
         ("kk", (Sampler.TOP_K, Sampler.TOP_K)),
         ("", ()),
         ([], ()),
@@ -170,8 +181,8 @@ def test_values_out_of_range_are_clamped_where_llama_server_does(field: str, val
     assert getattr(parse(CompletionBody, {field: value}), field) == taken
 
 
-LETTERS = "edskypmxta"
-NAMES = "penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature, adaptive_p"
+LETTERS = "edskypmxtia"
+NAMES = "penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature, infill, adaptive_p"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +190,7 @@ NAMES = "penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperatu
     [
         ("samplers", 5, "must be an array of names of samplers or a string of their letters, but is number"),
         ("samplers", [5], "must hold names of samplers, but holds number"),
-        ("samplers", ["top_k", "infill"], f"has the samplers {NAMES}, but got 'infill'"),
+        ("samplers", ["top_k", "magic"], f"has the samplers {NAMES}, but got 'magic'"),
         ("samplers", "kqp", f"has the samplers {LETTERS}, but got 'q'"),
         ("samplers", "k" * 33, "must name at most 32 samplers, but names 33"),
         ("dynatemp_range", "1", "type must be number, but is string"),

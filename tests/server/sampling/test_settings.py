@@ -49,7 +49,7 @@ def read(*arguments: str) -> Settings:
 
 
 def test_every_sampler_has_a_flag() -> None:
-    assert {*FLAGS, "dry_breakers"} == {field.name for field in fields(SamplerChain)}
+    assert {*FLAGS, "dry_breakers", "token_texts"} == {field.name for field in fields(SamplerChain)}
     assert read().chain == SamplerChain()
 
 
