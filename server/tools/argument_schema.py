@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 
 from model.constraint import schema_with_whitespace
+from server.errors import FieldInvalid
+from server.tools.fields import Tool
 
 _ALL_TYPES = frozenset({"string", "number", "boolean", "null", "object", "array"})
 _MAX_DEPTH = 16
@@ -21,10 +23,28 @@ def json_rule(schema: Mapping[str, object]) -> str:
     return f"%json {schema_with_whitespace(json.dumps(schema))}"
 
 
+def checked_properties(tool: Tool) -> Mapping[str, object]:
+    """Return the schemas of a tool's arguments by name. Raises FieldInvalid where they are no object."""
+    kind = tool.parameters.get("type", "object")
+    if kind != "object":
+        raise FieldInvalid("tools", f"the arguments of {tool.name!r} must be an object, but are {kind!r:.99}")
+    return property_schemas(tool.parameters)
+
+
 def property_schemas(parameters: Mapping[str, object]) -> Mapping[str, object]:
     """Return the schemas of the arguments by name."""
     properties = parameters.get("properties")
     return properties if isinstance(properties, Mapping) else {}
+
+
+def listed_values(schema: object) -> list[object]:
+    """Return the only values that a schema allows, nothing where it lists none."""
+    if not isinstance(schema, Mapping):
+        return []
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) else []
 
 
 def with_definitions(schema: Mapping[str, object], root: Mapping[str, object]) -> Mapping[str, object]:

@@ -14,6 +14,7 @@ from server.tools.harmony_call import CALL_TRIGGERS
 from server.tools.json_object import JsonObject
 from server.tools.named_json import NamedJson
 from server.tools.notation import Notation
+from server.tools.pythonic import Pythonic
 from server.tools.tagged import Tagged
 
 
@@ -144,6 +145,7 @@ GRANITE = CallFormat(JsonObject(), section_opener="<|tool_call|>", is_array=True
 NEMOTRON_NANO = CallFormat(JsonObject(), section_opener="<TOOLCALL>", section_closer="</TOOLCALL>", is_array=True)
 APRIEL = CallFormat(JsonObject(), section_opener="<tool_calls>", section_closer="</tool_calls>", is_array=True)
 MINIMAX_M1 = CallFormat(JsonObject(), section_opener="<tool_calls>", section_closer="</tool_calls>")
+LFM2 = CallFormat(Pythonic(), section_opener="<|tool_call_start|>", section_closer="<|tool_call_end|>", is_array=True)
 HARMONY = CallFormat(JsonObject(), is_in_channels=True)
 GIGACHAT = CallFormat(JsonObject(), "<|function_call|>")
 
@@ -165,6 +167,8 @@ _SIGNS: Mapping[tuple[str, ...], CallFormat] = {
     ("<|tool_call|>",): GRANITE,
     ("<TOOLCALL>",): NEMOTRON_NANO,
     ("<|function_call|>",): GIGACHAT,
+    ("<|tool_call_start|>",): LFM2,
+    ("<|tool_list_start|>",): LFM2,
     ("<tool_calls>", "<beginning_of_sentence>"): MINIMAX_M1,
     ("<tool_calls>", '"arguments"'): APRIEL,
     ("<function=", "</function>", "<|start_header_id|>"): FUNCTIONARY,

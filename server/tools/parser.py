@@ -199,8 +199,8 @@ class ToolCallReader:
         rest = self._held.lstrip()
         while (found := next((marker for marker in markers if rest.startswith(marker)), None)) is not None:
             rest = rest.removeprefix(found).lstrip()
-            if found in self._openers:
-                self._begin_call(found, rest, found)
+            if found in self._openers or (found == "," and self._has_bare_names):
+                self._begin_call(found, rest, found if found in self._openers else "")
                 return []
         self._held = rest
         head = "" if form.opener else form.notation.head
@@ -211,6 +211,11 @@ class ToolCallReader:
         else:
             self._state = _State.TEXT if form.trigger else _State.PLAIN
         return []
+
+    @property
+    def _has_bare_names(self) -> bool:
+        """Whether calls in an array begin with their names."""
+        return self._form.is_array and not self._form.opener and not self._form.notation.head
 
     @property
     def _separators(self) -> list[str]:

@@ -8,9 +8,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from server.errors import FieldInvalid
 from server.tools.argument_schema import (
+    checked_properties,
     json_rule,
+    listed_values,
     property_schemas,
     type_of,
     types_of,
@@ -108,12 +109,8 @@ class Tagged:
     def rules(self, tool: Tool, rule: str) -> Mapping[str, str]:
         """Return the rules of calls of `tool`. Raises FieldInvalid where its arguments are no object."""
         root = tool.parameters
-        if root.get("type", "object") != "object":
-            raise FieldInvalid(
-                "tools", f"the arguments of {tool.name!r} must be an object, but are {root['type']!r:.99}"
-            )
         rules: dict[str, str] = {}
-        properties = property_schemas(root)
+        properties = checked_properties(tool)
         for index, (key, schema) in enumerate(properties.items()):
             rules |= self._parameter_rules(key, schema, root, f"{rule}_p{index}")
         required = root.get("required")
@@ -146,7 +143,7 @@ class Tagged:
     def _text_rules(self, schema: object, rule: str) -> tuple[str, Mapping[str, str]]:
         """Return what may stand between a key and the end of a value that is text, and the rules that it is made of."""
         behind_key = self._behind_key(self.behind_key)
-        values = [value for value in _listed(schema) if isinstance(value, str) or not self.json_behind_key]
+        values = [value for value in listed_values(schema) if isinstance(value, str) or not self.json_behind_key]
         if not values:
             return f"{behind_key} {rule}", self._any_text(rule, schema)
         texts = " | ".join(literal(value if isinstance(value, str) else json.dumps(value)) for value in values)
@@ -177,16 +174,6 @@ def _order_rules(is_required: list[bool], rule: str) -> Mapping[str, str]:
             more.append('""')
         rules[f"{rule}_s{seen}"] = " | ".join(more)
     return {f"{rule}_order": f"{rule}_s0", **rules}
-
-
-def _listed(schema: object) -> list[object]:
-    """Return the only values that a schema allows, nothing where it lists none."""
-    if not isinstance(schema, Mapping):
-        return []
-    if "const" in schema:
-        return [schema["const"]]
-    values = schema.get("enum")
-    return values if isinstance(values, list) else []
 
 
 def _lengths(schema: object) -> tuple[int, str]:

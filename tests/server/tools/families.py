@@ -30,6 +30,8 @@ class Family:
 
     form: CallFormat
     write: Callable[[Calls], str]
+    is_pythonic: bool = False
+    """Whether keys are names."""
     is_tagged: bool = False
     """Whether the text of a value can be mistaken: it holds no tags then."""
 
@@ -124,6 +126,18 @@ def _named(before: str, between: str, behind: str = "") -> Callable[[Calls], str
     return lambda calls: "".join(f"{before}{name}{between}{json.dumps(arguments)}{behind}" for name, arguments in calls)
 
 
+def _python(calls: Calls) -> str:
+    def one(name: str, arguments: Arguments) -> str:
+        written = (f"{key}={_literal(value)}" for key, value in arguments.items())
+        return f"{name}({', '.join(written)})"
+
+    return f"<|tool_call_start|>[{', '.join(one(*call) for call in calls)}]<|tool_call_end|>" if calls else ""
+
+
+def _literal(value: object) -> str:
+    return json.dumps(value) if isinstance(value, list | dict) else repr(value)
+
+
 FAMILIES: Mapping[str, Family] = {
     "hermes": Family(formats.HERMES, _wrapped("<tool_call>\n", "\n</tool_call>")),
     "llama": Family(
@@ -157,5 +171,6 @@ FAMILIES: Mapping[str, Family] = {
     "granite": Family(formats.GRANITE, _array("<|tool_call|>")),
     "nemotron": Family(formats.NEMOTRON_NANO, _array("<TOOLCALL>", "</TOOLCALL>")),
     "apriel": Family(formats.APRIEL, _array("<tool_calls>", "</tool_calls>")),
+    "lfm2": Family(formats.LFM2, _python, is_pythonic=True),
     "gigachat": Family(formats.GIGACHAT, _wrapped("<|function_call|>", "")),
 }
