@@ -1,5 +1,6 @@
 """The `anthropic` client: `python -m tests.clients.anthropic_client URL`."""
 
+import asyncio
 import sys
 
 import anthropic
@@ -38,8 +39,9 @@ def messages_are_streamed() -> None:
     with CLIENT.messages.stream(model="pirate", messages=MESSAGES, max_tokens=16, extra_body=GREEDY) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
-    assert text == message_text("pirate")
+    assert text == stream.get_final_text() == message_text("pirate")
     assert final.usage.output_tokens > 0
+    assert final.stop_reason in ("end_turn", "max_tokens")
 
 
 def tokens_are_counted() -> None:
@@ -51,28 +53,67 @@ def a_system_prompt_is_taken() -> None:
     assert answer.content
 
 
-def a_tool_is_called() -> None:
+TOOLS: list[anthropic.types.ToolParam] = [
+    {
+        "name": "get_weather",
+        "description": "Tells it.",
+        "input_schema": {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]},
+    }
+]
+WEATHER: list[anthropic.types.MessageParam] = [{"role": "user", "content": "How is the weather in Rome?"}]
+ONE_CALL: anthropic.types.ToolChoiceAnyParam = {"type": "any", "disable_parallel_tool_use": True}
+
+
+def called(message: anthropic.types.Message) -> anthropic.types.ToolUseBlock:
+    """Return the one call in an answer."""
+    assert message.stop_reason == "tool_use", message
+    [call] = [block for block in message.content if block.type == "tool_use"]
+    return call
+
+
+def a_tool_is_called_whole_and_streamed() -> None:
+    answer = CLIENT.messages.create(
+        model="smollm2", messages=WEATHER, max_tokens=96, extra_body=GREEDY, tools=TOOLS, tool_choice=ONE_CALL
+    )
+    call = called(answer)
+    assert call.name == "get_weather"
+    assert call.input in ({"city": "Paris"}, {"city": "Rome"})
+    with CLIENT.messages.stream(
+        model="smollm2", messages=WEATHER, max_tokens=96, extra_body=GREEDY, tools=TOOLS, tool_choice=ONE_CALL
+    ) as stream:
+        pieces = [event.partial_json for event in stream if event.type == "input_json"]
+        final = called(stream.get_final_message())
+    assert pieces
+    assert final.input == call.input
+
+
+def the_result_of_a_tool_is_answered() -> None:
+    call: anthropic.types.ToolUseBlockParam = {
+        "type": "tool_use",
+        "id": "call_1",
+        "name": "get_weather",
+        "input": {"city": "Rome"},
+    }
+    result: anthropic.types.ToolResultBlockParam = {"type": "tool_result", "tool_use_id": "call_1", "content": "Rain."}
     answer = CLIENT.messages.create(
         model="smollm2",
-        messages=[{"role": "user", "content": "How is the weather in Rome?"}],
-        max_tokens=96,
-        extra_body=GREEDY,
-        tools=[
-            {
-                "name": "get_weather",
-                "description": "Tells it.",
-                "input_schema": {
-                    "type": "object",
-                    "properties": {"city": {"enum": ["Paris", "Rome"]}},
-                    "required": ["city"],
-                },
-            }
-        ],
-        tool_choice={"type": "any"},
+        messages=[*WEATHER, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}],
+        max_tokens=16,
+        tools=TOOLS,
     )
-    assert answer.stop_reason == "tool_use", answer
-    calls = [block for block in answer.content if block.type == "tool_use"]
-    assert {call.name for call in calls} == {"get_weather"}
+    assert answer.content
+
+
+def the_asynchronous_client_gets_the_same() -> None:
+    async def answers() -> list[str]:
+        async with anthropic.AsyncAnthropic(base_url=URL, api_key="none", max_retries=0, timeout=300) as client:
+            return list(await asyncio.gather(text(client, "smollm2"), text(client, "pirate")))
+
+    async def text(client: anthropic.AsyncAnthropic, model: str) -> str:
+        async with client.messages.stream(model=model, messages=MESSAGES, max_tokens=16, extra_body=GREEDY) as stream:
+            return "".join([piece async for piece in stream.text_stream])
+
+    assert asyncio.run(answers()) == [message_text("smollm2"), message_text("pirate")]
 
 
 def bad_requests_are_the_clients_own_errors() -> None:
@@ -86,6 +127,8 @@ if __name__ == "__main__":
         messages_are_streamed,
         tokens_are_counted,
         a_system_prompt_is_taken,
-        a_tool_is_called,
+        a_tool_is_called_whole_and_streamed,
+        the_result_of_a_tool_is_answered,
+        the_asynchronous_client_gets_the_same,
         bad_requests_are_the_clients_own_errors,
     )

@@ -51,6 +51,9 @@ CLIENTS = (
     Client("anthropic", ("anthropic",), "anthropic_client"),
     Client("litellm", ("litellm",), "litellm_client"),
     Client("langchain", ("langchain-openai",), "langchain_client"),
+    Client("instructor", ("instructor", "anthropic"), "instructor_client"),
+    Client("agents", ("openai-agents",), "agents_client"),
+    Client("pydantic-ai", ("pydantic-ai-slim[openai]",), "pydantic_ai_client"),
     Client("locust", ("locust",), "load_tools", is_load_tool=True),
     Client(
         "vllm",

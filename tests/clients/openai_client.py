@@ -1,15 +1,25 @@
 """The `openai` client: `python -m tests.clients.openai_client URL`."""
 
+import asyncio
 import json
 import sys
+from typing import Literal
 
 import openai
+from pydantic import BaseModel
 
 from tests.clients.checks import error_of, run_checks
 
 URL = sys.argv[1]
 CLIENT = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0, timeout=300)
 PROMPT = "Ahoy, who are you?"
+SKY_PROMPT = "Which colour is the sky? Answer in JSON."
+
+
+class Sky(BaseModel):
+    """What an answer is parsed to."""
+
+    colour: Literal["blue", "green"]
 
 
 def chat_text(model: str, lora: list[dict[str, object]] | None = None) -> str:
@@ -83,7 +93,7 @@ def an_answer_has_the_form_of_a_schema() -> None:
     }
     answer = CLIENT.chat.completions.create(
         model="smollm2",
-        messages=[{"role": "user", "content": "Which colour is the sky? Answer in JSON."}],
+        messages=[{"role": "user", "content": SKY_PROMPT}],
         max_tokens=40,
         temperature=0,
         response_format={"type": "json_schema", "json_schema": {"name": "sky", "schema": schema, "strict": True}},
@@ -118,7 +128,96 @@ def responses_are_created_and_streamed() -> None:
     answer = CLIENT.responses.create(model="pirate", input=PROMPT, max_output_tokens=16, temperature=0)
     with CLIENT.responses.stream(model="pirate", input=PROMPT, max_output_tokens=16, temperature=0) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
-    assert answer.output_text == text == chat_text("pirate")
+        final = stream.get_final_response()
+    assert answer.output_text == text == final.output_text == chat_text("pirate")
+    assert final.usage is not None
+    assert final.usage.output_tokens > 0
+
+
+def answers_are_parsed_to_models() -> None:
+    chat = CLIENT.chat.completions.parse(
+        model="smollm2",
+        messages=[{"role": "user", "content": SKY_PROMPT}],
+        response_format=Sky,
+        max_tokens=40,
+        temperature=0,
+    )
+    assert isinstance(chat.choices[0].message.parsed, Sky)
+    response = CLIENT.responses.parse(
+        model="smollm2", input=SKY_PROMPT, text_format=Sky, max_output_tokens=40, temperature=0
+    )
+    assert response.output_parsed == chat.choices[0].message.parsed
+
+
+def streams_are_parsed_to_models() -> None:
+    with CLIENT.chat.completions.stream(
+        model="smollm2",
+        messages=[{"role": "user", "content": SKY_PROMPT}],
+        response_format=Sky,
+        max_tokens=40,
+        temperature=0,
+    ) as chat:
+        kinds = {event.type for event in chat}
+        parsed = chat.get_final_completion().choices[0].message.parsed
+    assert {"chunk", "content.delta", "content.done"} <= kinds
+    assert isinstance(parsed, Sky)
+    with CLIENT.responses.stream(
+        model="smollm2", input=SKY_PROMPT, text_format=Sky, max_output_tokens=40, temperature=0
+    ) as stream:
+        assert stream.get_final_response().output_parsed == parsed
+
+
+def a_function_is_called_in_a_response_and_its_output_is_answered() -> None:
+    tool: openai.types.responses.FunctionToolParam = {
+        "type": "function",
+        "name": "get_weather",
+        "description": "Tells it.",
+        "strict": True,
+        "parameters": {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]},
+    }
+    with CLIENT.responses.stream(
+        model="smollm2", input="How is the weather in Rome?", tools=[tool], tool_choice="required", temperature=0
+    ) as stream:
+        pieces = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+        calls = [item for item in stream.get_final_response().output if item.type == "function_call"]
+    assert "".join(pieces) == "".join(call.arguments for call in calls)
+    assert json.loads(calls[0].arguments)["city"] in ("Paris", "Rome")
+    answer = CLIENT.responses.create(
+        model="smollm2",
+        input=[
+            {"role": "user", "content": "How is the weather in Rome?"},
+            {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": calls[0].arguments},
+            {"type": "function_call_output", "call_id": "call_1", "output": "It rains."},
+        ],
+        max_output_tokens=16,
+    )
+    assert answer.output_text
+
+
+def the_asynchronous_client_gets_the_same() -> None:
+    async def answers() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0, timeout=300) as client:
+            return list(await asyncio.gather(chat(client, "smollm2"), chat(client, "pirate"), response(client)))
+
+    async def chat(client: openai.AsyncOpenAI, model: str) -> str:
+        text = ""
+        stream = await client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": PROMPT}],
+            max_completion_tokens=16,
+            temperature=0,
+            stream=True,
+        )
+        async for chunk in stream:
+            text += chunk.choices[0].delta.content or ""
+        return text
+
+    async def response(client: openai.AsyncOpenAI) -> str:
+        async with client.responses.stream(model="pirate", input=PROMPT, max_output_tokens=16, temperature=0) as stream:
+            return (await stream.get_final_response()).output_text
+
+    base, pirate = chat_text("smollm2"), chat_text("pirate")
+    assert asyncio.run(answers()) == [base, pirate, pirate]
 
 
 def texts_are_embedded_under_an_adapter() -> None:
@@ -146,6 +245,10 @@ if __name__ == "__main__":
         an_answer_has_the_form_of_a_schema,
         a_tool_is_called_whole_and_streamed,
         responses_are_created_and_streamed,
+        answers_are_parsed_to_models,
+        streams_are_parsed_to_models,
+        a_function_is_called_in_a_response_and_its_output_is_answered,
+        the_asynchronous_client_gets_the_same,
         texts_are_embedded_under_an_adapter,
         bad_requests_are_the_clients_own_errors,
     )
