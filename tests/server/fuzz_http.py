@@ -19,9 +19,9 @@ CONFIG = """
 expected-statuses = ["2xx", "3xx", "4xx", 501]
 
 [output.truncation]
-max-recorded-payload-size = 16777216
+max-recorded-payload-size = 1073741824
 """
-"""Vectors of every token of an input are longer than what is recorded of an answer by default, and checked."""
+"""Hundreds of probabilities for each token are longer than what is recorded of an answer by default, and checked."""
 REQUEST_TIMEOUT_S = 60
 """Far longer than the longest answer that FLAGS leave room for."""
 FLAGS = ("-c", "512", "-np", "2", "--log-level", "warning")
