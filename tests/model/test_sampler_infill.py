@@ -76,6 +76,9 @@ class Only:
     def __init__(self, token_id: int) -> None:
         self._token_id = token_id
 
+    def is_ready(self, _wait_s: float) -> bool:
+        return True
+
     def allowed(self) -> bytes:
         return bytes(token_id == self._token_id for token_id in range(V))
 
