@@ -1,6 +1,8 @@
 """How templates of several families write an assistant's message."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from model.chat_template import ChatTemplate
 from model.reply_layout import ThinkingLayout, ThoughtsPlace, with_thoughts
@@ -96,3 +98,12 @@ def test_thoughts_go_where_the_template_looks_for_them() -> None:
     for content in ("b", [text]):
         placed = with_thoughts({**message, "content": content}, "a", ThoughtsPlace.PART)
         assert placed == {"role": "assistant", "content": [thought, text]}
+
+
+@settings(deadline=None)
+@given(st.text("a <>think/\n", max_size=40), st.sampled_from(["", "Let me see:"]))
+def test_only_the_end_of_a_prompt_is_taken_away(prompt: str, lead: str) -> None:
+    layout = ThinkingLayout("<think>\n", "\n</think>\n\n", lead)
+    rest = layout.without_begun(prompt)
+    assert prompt.startswith(rest)
+    assert prompt[len(rest) :].strip().removeprefix("<think>").strip() in ("", lead, "</think>")

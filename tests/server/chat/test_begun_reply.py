@@ -1,6 +1,10 @@
 """What a reply begins with, in the words of its template."""
 
+from functools import cache
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from model.chat_template import ChatTemplate
 from server.chat.prompt import RenderedChat, render_chat
@@ -10,6 +14,7 @@ from tests.model.test_reply_layout import BEGINS_THINKING, CHANNELS, QWEN, RECIP
 from tests.server import chat_templates
 from tests.server.fakes import fake_settings
 
+SETTINGS = fake_settings()
 USER = {"role": "user", "content": "hi"}
 SO: dict[str, object] = {"content": "So"}
 THOUGHT: dict[str, object] = {"content": "", "reasoning_content": "hm"}
@@ -17,10 +22,16 @@ BOTH: dict[str, object] = {**SO, **THOUGHT, "content": "So"}
 OFF = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
+@cache
+def template_of(source: str) -> ChatTemplate:
+    """Compile a template once."""
+    return ChatTemplate(source)
+
+
 def render(source: str, message: dict[str, object], **body: object) -> RenderedChat:
     """Render a conversation that ends with the assistant's message."""
     fields = parse(ChatFields, {"messages": [USER, {"role": "assistant", **message}], **body})
-    return render_chat(ChatTemplate(source), fields, fake_settings())
+    return render_chat(template_of(source), fields, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -105,16 +116,29 @@ def test_thoughts_of_a_model_that_has_none_cannot_go_on() -> None:
 
 
 def test_replies_continue_nothing_by_themselves_where_the_setting_says_so() -> None:
-    settings = fake_settings().model_copy(update={"prefill_assistant": False})
+    settings = SETTINGS.model_copy(update={"prefill_assistant": False})
     messages = [USER, {"role": "assistant", **SO}]
     fields = parse(ChatFields, {"messages": messages})
     assert (
-        render_chat(ChatTemplate(chat_templates.PLAIN), fields, settings).prompt
+        render_chat(template_of(chat_templates.PLAIN), fields, settings).prompt
         == "<user>hi\n<assistant>So\n<assistant>"
     )
     fields = parse(ChatFields, {"messages": messages, "continue_final_message": True, "add_generation_prompt": False})
-    assert render_chat(ChatTemplate(chat_templates.PLAIN), fields, settings).prompt == "<user>hi\n<assistant>So"
+    assert render_chat(template_of(chat_templates.PLAIN), fields, settings).prompt == "<user>hi\n<assistant>So"
 
 
 def test_an_empty_message_begins_nothing() -> None:
     assert render(QWEN, {"content": ""}).prompt == "<|user|>hi<|assistant|>"
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from([QWEN, BEGINS_THINKING, CHANNELS, RECIPIENTS, chat_templates.PLAIN]),
+    st.text("a <>think/|\n", min_size=1),
+    st.text("b <>think/|\n"),
+)
+def test_a_reply_goes_on_with_the_text_that_was_sent(source: str, content: str, thoughts: str) -> None:
+    prompt = render(source, {"content": content, "reasoning_content": thoughts}).prompt
+    history = render_chat(template_of(source), parse(ChatFields, {"messages": [USER]}), SETTINGS).prompt
+    assert prompt.endswith(content)
+    assert prompt.startswith(history.removesuffix("<think>\n"))
