@@ -24,6 +24,7 @@ _KNOWN = (
     ReasoningTags("[THINK]", "[/THINK]"),
     ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),
     ReasoningTags("<seed:think>", "</seed:think>"),
+    ReasoningTags("<|channel>thought", "<channel|>"),
 )
 
 

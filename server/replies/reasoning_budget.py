@@ -64,7 +64,7 @@ class BudgetFilter:
     def is_ready(self, wait_s: float) -> bool:
         """Whether what may come next is known now, or within `wait_s` seconds."""
         inner = self._told
-        return self._state is _State.FORCING or inner is None or inner.is_ready(wait_s)
+        return inner is None or inner.is_ready(wait_s)
 
     def allowed(self) -> bytes:
         """Return one byte for each token of the vocabulary, 0 where it may not come next."""

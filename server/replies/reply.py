@@ -72,8 +72,7 @@ class ReplyForm:
             *(harmony.MARKERS if self.has_channels else tags),
             *(self.calls.markers if self.calls is not None else ()),
         )
-        encoded = [tokenizer.encode(marker) for marker in markers]
-        ids = {ids[0] for ids in encoded if len(ids) == 1}
+        ids = {token_id for marker in markers for token_id in tokenizer.encode(marker)}
         return frozenset(token_id for token_id in ids if tokenizer.is_control(token_id)) - tokenizer.eog_ids
 
 

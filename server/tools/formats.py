@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from model.chat_template import ChatTemplate
 from server.replies.reasoning import HARMONY_TAGS
 from server.tools.fields import Tool
+from server.tools.gemma_call import GemmaCall
 from server.tools.harmony_call import CALL_TRIGGERS
 from server.tools.json_object import JsonObject
 from server.tools.named_json import NamedJson
@@ -145,6 +146,7 @@ GRANITE = CallFormat(JsonObject(), section_opener="<|tool_call|>", is_array=True
 NEMOTRON_NANO = CallFormat(JsonObject(), section_opener="<TOOLCALL>", section_closer="</TOOLCALL>", is_array=True)
 APRIEL = CallFormat(JsonObject(), section_opener="<tool_calls>", section_closer="</tool_calls>", is_array=True)
 MINIMAX_M1 = CallFormat(JsonObject(), section_opener="<tool_calls>", section_closer="</tool_calls>")
+GEMMA_4 = CallFormat(GemmaCall(), "<|tool_call>", "<tool_call|>")
 LFM2 = CallFormat(Pythonic(), section_opener="<|tool_call_start|>", section_closer="<|tool_call_end|>", is_array=True)
 HARMONY = CallFormat(JsonObject(), is_in_channels=True)
 GIGACHAT = CallFormat(JsonObject(), "<|function_call|>")
@@ -167,6 +169,7 @@ _SIGNS: Mapping[tuple[str, ...], CallFormat] = {
     ("<|tool_call|>",): GRANITE,
     ("<TOOLCALL>",): NEMOTRON_NANO,
     ("<|function_call|>",): GIGACHAT,
+    ("<|tool_call>call:", "<tool_call|>"): GEMMA_4,
     ("<|tool_call_start|>",): LFM2,
     ("<|tool_list_start|>",): LFM2,
     ("<tool_calls>", "<beginning_of_sentence>"): MINIMAX_M1,

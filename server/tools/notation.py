@@ -5,7 +5,7 @@ One file for each kind: JSON objects (json_object.py), a name and JSON (named_js
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from server.tools.call import Call
@@ -36,3 +36,15 @@ class Notation(Protocol):
 def literal(text: str) -> str:
     """Return a text as llguidance's rules have it."""
     return json.dumps(text, ensure_ascii=False)
+
+
+def in_commas(rule: str, parts: Sequence[tuple[str, bool]], comma: str) -> Mapping[str, str]:
+    """Return the rule `{rule}_first_0`, these parts with `comma` between them, and those that it is made of; with each
+    part goes whether it must be there.
+    """
+    rules = {}
+    for index, (part, is_required) in enumerate(parts):
+        for place, before in (("first", ""), ("more", f"{comma} ")):
+            without = "" if is_required else f" | {rule}_{place}_{index + 1}"
+            rules[f"{rule}_{place}_{index}"] = f"{before}{part} {rule}_more_{index + 1}{without}"
+    return {**rules, f"{rule}_first_{len(parts)}": '""', f"{rule}_more_{len(parts)}": '""'}

@@ -9,7 +9,7 @@ from server.tools.argument_schema import checked_properties, json_rule, listed_v
 from server.tools.call import Call
 from server.tools.fields import Tool
 from server.tools.json_object import JsonObject
-from server.tools.notation import literal
+from server.tools.notation import in_commas, literal
 from server.tools.source import Source, Steps
 
 _WORDS = {"boolean": ("True", "False"), "null": ("None",)}
@@ -56,18 +56,14 @@ class Pythonic:
         """Return the rules of calls of `tool`, with its arguments in the order of its schema."""
         root = tool.parameters
         properties = checked_properties(tool)
-        rules = {rule: f'{literal(tool.name)} "(" space {rule}_first_0 space ")"'}
         required = root.get("required")
+        rules, parts = {rule: f'{literal(tool.name)} "(" space {rule}_first_0 space ")"'}, []
         for index, (key, schema) in enumerate(properties.items()):
-            is_required = isinstance(required, list) and key in required
-            for place, comma in (("first", ""), ("more", '"," space ')):
-                without = "" if is_required else f" | {rule}_{place}_{index + 1}"
-                rules[f"{rule}_{place}_{index}"] = f"{comma}{rule}_p{index} {rule}_more_{index + 1}{without}"
-            rules[f"{rule}_p{index}"] = f'{literal(key)} "=" ({" | ".join(_ways(schema, root, f"{rule}_v{index}"))})'
+            written = f'{literal(key)} "=" ({" | ".join(_ways(schema, root, f"{rule}_v{index}"))})'
+            parts.append((written, isinstance(required, list) and key in required))
             part = schema if isinstance(schema, Mapping) else {}
             rules[f"{rule}_v{index}"] = json_rule(with_definitions(part, root))
-        end = len(properties)
-        return {**rules, f"{rule}_first_{end}": '""', f"{rule}_more_{end}": '""'}
+        return {**rules, **in_commas(rule, parts, '"," space')}
 
 
 def _ways(schema: object, root: Mapping[str, object], json_value: str) -> Iterator[str]:

@@ -77,6 +77,7 @@ FAMILIES = {
     "NEMOTRON_NANO": _template(f"<TOOLCALL>[{_OBJECT}]</TOOLCALL>"),
     "APRIEL": _template(f"<tool_calls>[{_OBJECT}]</tool_calls>"),
     "MINIMAX_M1": _template(f"{{# <beginning_of_sentence> #}}<tool_calls>\n{_OBJECT}\n</tool_calls>"),
+    "GEMMA_4": _tagged(f"<|tool_call>call:{_NAME}{{{{ '{{' }}}}", "{{ name }}:{{ value }},", "{{ '}' }}<tool_call|>"),
     "LFM2": _tagged(f"<|tool_call_start|>[{_NAME}(", "{{ name }}={{ value | tojson }}", ")]<|tool_call_end|>"),
     "GIGACHAT": _template(f"<|function_call|>{_OBJECT}"),
     "FUNCTIONARY": _template(f"<function={_NAME}>{_JSON}</function>{{# <|start_header_id|> #}}"),

@@ -60,3 +60,8 @@ def test_models_that_call_tools_in_the_middle_of_thinking_have_ended_it() -> Non
         reader.flush()
         assert (reader.reply.reasoning, reader.reply.content) == ("hm", "")
         assert [(call.name, call.arguments) for call in reader.reply.calls] == [("f", "{}")]
+
+
+def test_a_tag_may_begin_with_a_control_token() -> None:
+    form = ReplyForm(reasoning=ReasoningTags("<|turn|>thought", "</think>"))
+    assert TURN in form.visible_ids(byte_tokenizer())

@@ -30,7 +30,7 @@ class Family:
 
     form: CallFormat
     write: Callable[[Calls], str]
-    is_pythonic: bool = False
+    has_bare_keys: bool = False
     """Whether keys are names."""
     is_tagged: bool = False
     """Whether the text of a value can be mistaken: it holds no tags then."""
@@ -138,6 +138,25 @@ def _literal(value: object) -> str:
     return json.dumps(value) if isinstance(value, list | dict) else repr(value)
 
 
+def _gemma(calls: Calls) -> str:
+    def braces(value: Arguments, quote: str = '<|"|>') -> str:
+        members = (f"{quote}{key}{quote}:{written(value[key])}" for key in sorted(value, key=str.lower))
+        return f"{{{','.join(members)}}}"
+
+    def written(value: object) -> str:
+        match value:
+            case str():
+                return f'<|"|>{value}<|"|>'
+            case dict():
+                return braces(value)
+            case list():
+                return f"[{','.join(map(written, value))}]"
+            case _:
+                return json.dumps(value)
+
+    return "".join(f"<|tool_call>call:{name}{braces(arguments, '')}<tool_call|>" for name, arguments in calls)
+
+
 FAMILIES: Mapping[str, Family] = {
     "hermes": Family(formats.HERMES, _wrapped("<tool_call>\n", "\n</tool_call>")),
     "llama": Family(
@@ -171,6 +190,7 @@ FAMILIES: Mapping[str, Family] = {
     "granite": Family(formats.GRANITE, _array("<|tool_call|>")),
     "nemotron": Family(formats.NEMOTRON_NANO, _array("<TOOLCALL>", "</TOOLCALL>")),
     "apriel": Family(formats.APRIEL, _array("<tool_calls>", "</tool_calls>")),
-    "lfm2": Family(formats.LFM2, _python, is_pythonic=True),
+    "gemma": Family(formats.GEMMA_4, _gemma, has_bare_keys=True),
+    "lfm2": Family(formats.LFM2, _python, has_bare_keys=True),
     "gigachat": Family(formats.GIGACHAT, _wrapped("<|function_call|>", "")),
 }
