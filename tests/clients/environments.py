@@ -44,6 +44,7 @@ class Client:
     source: tuple[str, str] | None = None
     """A project and its source distribution, whose Python files are all that is taken of it."""
     is_load_tool: bool = False
+    """Whether it is told its name, and given a tokenizer and a folder."""
 
 
 CLIENTS = (
@@ -54,6 +55,7 @@ CLIENTS = (
     Client("instructor", ("instructor", "anthropic"), "instructor_client"),
     Client("agents", ("openai-agents",), "agents_client"),
     Client("pydantic-ai", ("pydantic-ai-slim[openai]",), "pydantic_ai_client"),
+    Client("lm-eval", ("lm-eval[api]", "transformers"), "lm_eval_client", is_load_tool=True),
     Client("locust", ("locust",), "load_tools", is_load_tool=True),
     Client(
         "vllm",
