@@ -71,16 +71,18 @@ def unfinished_marker(text: str, markers: Sequence[str]) -> int:
     return len(text) - len(text[: len(text) - unfinished_word(text, markers)].rstrip())
 
 
-def thinking_span(text: str, tags: ReasoningTags, *, is_begun: bool) -> range:
-    """Return which characters of a whole text are thinking, without its tags, white space at its ends included."""
+def thinking_span(text: str, tags: ReasoningTags, *, is_begun: bool, interrupts: Sequence[str] = ()) -> range:
+    """Return which characters of a whole text are thinking, without its tags, white space at its ends included.
+    `interrupts` end thinking as well.
+    """
     start = 0
     if not is_begun:
         reply = text.lstrip()
         if not reply.startswith(tags.start):
             return range(0)
         start = len(text) - len(reply) + len(tags.start)
-    end = text.find(tags.end, start)
-    return range(start, len(text) if end < 0 else end)
+    thoughts, _ = cut_at(text[start:], (tags.end, *interrupts))
+    return range(start, start + len(thoughts))
 
 
 class _State(Enum):

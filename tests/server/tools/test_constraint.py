@@ -38,7 +38,7 @@ USER = {"role": "user", "content": "a"}
 CHAT: dict[str, Any] = {"messages": [USER], "tools": TOOLS, "tool_choice": "required", "max_tokens": 2000}
 TEMPLATES = {
     "PLAIN": chat_templates.PLAIN,
-    **{name: chat_templates.FAMILIES[name] for name in ("HERMES", "LLAMA", "MISTRAL", "QWEN_CODER", "GLM", "KIMI")},
+    **{name: chat_templates.FAMILIES[name] for name in ("LLAMA", "MISTRAL", "QWEN_CODER", "KIMI")},
 }
 
 

@@ -62,7 +62,7 @@ TYPED = st.lists(st.tuples(st.sampled_from(NAMES), TYPED_ARGUMENTS), max_size=3)
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 @given(data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_what_a_family_writes_is_read_as_it_was_meant(family: Family, data: st.DataObject) -> None:
     """Cut anywhere."""
     content = data.draw(CONTENTS)
