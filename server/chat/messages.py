@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from server.errors import FieldInvalid
 from server.fields import json_type
+from server.tools.fields import function_in
 
 Message = dict[str, object]
 _TEXT_FIELDS = ("reasoning_content", "tool_call_id", "name")
@@ -46,14 +47,8 @@ def _read_calls(calls: object, field: str) -> list[Message]:
     return [_read_call(call, f"{field}[{index}]") for index, call in enumerate(calls)]
 
 
-def _read_call(call: object, field: str) -> Message:
-    if not isinstance(call, dict):
-        raise FieldInvalid(field, f"must be an object, but is {json_type(call)}")
-    if call.get("type") != "function":
-        raise FieldInvalid(f"{field}.type", f'only "function" is supported, but got {call.get("type")!r}')
-    function = call.get("function")
-    if not isinstance(function, dict):
-        raise FieldInvalid(f"{field}.function", f"must be an object, but is {json_type(function)}")
+def _read_call(sent: object, field: str) -> Message:
+    call, function = function_in(sent, field)
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str):
         raise FieldInvalid(f"{field}.function.name", f"must be a string, but is {json_type(name)}")

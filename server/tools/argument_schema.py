@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from model.constraint import schema_with_whitespace
 from server.errors import FieldInvalid
+from server.fields import json_type
 from server.tools.fields import Tool
 
 _ALL_TYPES = frozenset({"string", "number", "boolean", "null", "object", "array"})
@@ -58,9 +59,9 @@ def types_of(schema: object, root: Mapping[str, object], depth: int = 0) -> froz
         return _ALL_TYPES
     types = _named_types(schema.get("type"))
     if "const" in schema:
-        types &= {type_of(schema["const"])}
+        types &= {json_type(schema["const"])}
     if isinstance(values := schema.get("enum"), list):
-        types &= {type_of(value) for value in values}
+        types &= {json_type(value) for value in values}
     if isinstance(reference := schema.get("$ref"), str):
         types &= types_of(_resolved(reference, root), root, depth + 1)
     for key in ("anyOf", "oneOf"):
@@ -76,23 +77,6 @@ def _named_types(names: object) -> frozenset[str]:
         return _ALL_TYPES
     listed = names if isinstance(names, list) else [names]
     return frozenset("number" if name == "integer" else str(name) for name in listed)
-
-
-def type_of(value: object) -> str:
-    """Return the type of JSON of a value."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case _:
-            return "object"
 
 
 def _resolved(reference: str, root: Mapping[str, object]) -> object:

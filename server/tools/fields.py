@@ -64,13 +64,7 @@ def read_tool_use(tools: Sequence[object] | None, choice: object, is_parallel: b
 
 
 def _read_tool(tool: object, field: str) -> Tool:
-    if not isinstance(tool, dict):
-        raise FieldInvalid(field, f"must be an object, but is {json_type(tool)}")
-    if tool.get("type") != "function":
-        raise FieldInvalid(f"{field}.type", f'only "function" is supported, but got {tool.get("type")!r}')
-    function = tool.get("function")
-    if not isinstance(function, dict):
-        raise FieldInvalid(f"{field}.function", f"must be an object, but is {json_type(function)}")
+    _, function = function_in(tool, field)
     return read_function(function, f"{field}.function", "parameters")
 
 
@@ -103,3 +97,15 @@ def _read_choice(choice: object) -> tuple[Choice, str | None]:
         "tool_choice",
         f'must be "none", "auto", "required" or an object with the type "function" and a name, but got {choice!r:.200}',
     )
+
+
+def function_in(value: object, field: str) -> tuple[dict[str, object], dict[str, object]]:
+    """Return a tool, or a call of one, and the function that it has. Raises FieldInvalid."""
+    if not isinstance(value, dict):
+        raise FieldInvalid(field, f"must be an object, but is {json_type(value)}")
+    if value.get("type") != "function":
+        raise FieldInvalid(f"{field}.type", f'only "function" is supported, but got {value.get("type")!r}')
+    function = value.get("function")
+    if not isinstance(function, dict):
+        raise FieldInvalid(f"{field}.function", f"must be an object, but is {json_type(function)}")
+    return value, function

@@ -8,12 +8,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from server.fields import json_type
 from server.tools.argument_schema import (
     checked_properties,
     json_rule,
     listed_values,
     property_schemas,
-    type_of,
     types_of,
     with_definitions,
 )
@@ -190,5 +190,5 @@ def _as_json(text: str, types: frozenset[str]) -> str:
         value: object = json.loads(trimmed)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
-    is_meant = type_of(value) in types and not isinstance(value, str)
+    is_meant = json_type(value) in types and not isinstance(value, str)
     return trimmed if is_meant or "string" not in types else json.dumps(text, ensure_ascii=False)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from server.fields import json_type
 from tests.differential.pair import Json
 
 SAME_VALUES = frozenset(
@@ -53,7 +54,7 @@ def differences(ours: Json, peers: Json, path: str = "") -> Iterator[Difference]
             for our, other in zip(ours, peers, strict=False):
                 yield from differences(our, other, _join(path, "*"))
         case _:
-            our_type, peer_type = _type(ours), _type(peers)
+            our_type, peer_type = json_type(ours), json_type(peers)
             if our_type != peer_type:
                 yield Difference(path, "type", f"{our_type} for {peer_type}")
             elif path.removesuffix(".*").rsplit(".", 1)[-1] in SAME_VALUES and not _same(ours, peers):
@@ -81,21 +82,6 @@ def _same(ours: Json, peers: Json) -> bool:
     if isinstance(ours, int | float) and isinstance(peers, int | float):
         return math.isclose(ours, peers, rel_tol=1e-6)
     return ours == peers
-
-
-def _type(value: Json) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"
 
 
 def _short(value: Json) -> str:

@@ -17,19 +17,18 @@ from hypothesis import strategies as st
 from model.backend import choose_backend
 from model.constraint import Constraint, ConstraintText, Syntax
 from model.constraint_filter import ConstraintFilter, MaskThreads
-from model.kv_cache import KVCache
 from model.language_model import LanguageModel, load_language_model
 from model.lora_cache import LoraCache
-from model.runner import ModelRunner
 from model.sampler import sample
 from model.tokenizer import Tokenizer, load_tokenizer
 from model.weights import load_checkpoint
 from scheduler.batch import BLOCK_SIZE, Row, RowFault, RowLate, Sample, SamplerChain, SamplingParams
 from scheduler.cohort import BASE
-from scheduler.core import Scheduler, SchedulerLimits
-from scheduler.events import Event, Finished, FinishReason, Preempted, TokenSampled
+from scheduler.core import SchedulerLimits
+from scheduler.events import Event, Finished, FinishReason, Preempted
 from scheduler.request import Request
 from tests.model.constraint_parts import compile_text
+from tests.model.served import samples_of, serve
 from tests.model.tiny import make_model
 
 V = 40
@@ -253,27 +252,9 @@ def run(
     max_step_tokens: int,
     late: Collection[int] = (),
 ) -> list[Event]:
-    runner = ModelRunner(tiny.model, KVCache(tiny.model.config, num_blocks, tiny.model.backend), tiny.stacks)
     limits = SchedulerLimits(num_slots, num_blocks, 6 * BLOCK_SIZE, max_step_tokens, max_waiting=64)
-    scheduler, now = Scheduler(limits), 0.0
-    waiting = [tiny.request(number, is_late=number in late) for number in numbers]
-    while waiting or scheduler.num_requests:
-        for arriving in waiting[:2]:
-            scheduler.add(arriving, now)
-        del waiting[:2]
-        batch = scheduler.plan(now)
-        assert batch is not None
-        scheduler.commit(runner.execute(batch), now)
-        now += 0.01
-    return scheduler.take_events()
-
-
-def samples_of(events: Sequence[Event]) -> dict[int, list[Sample]]:
-    samples: dict[int, list[Sample]] = {}
-    for event in events:
-        if isinstance(event, TokenSampled):
-            samples.setdefault(event.request_id, []).append(event.sample)
-    return samples
+    requests = [tiny.request(number, is_late=number in late) for number in numbers]
+    return serve(tiny.model, tiny.stacks, requests, limits)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The real scheduler and the demo model on the path that is its default: everybody's tokens and log-probabilities are,
 to the last bit, what they would be alone, whatever the batches, chunks, prefix hits and preemptions."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +10,15 @@ import pytest
 from model.adapter import Adapter, BaseWeights
 from model.adapters import load_adapter
 from model.backend import choose_backend
-from model.kv_cache import KVCache
 from model.language_model import LanguageModel, load_language_model
 from model.lora_cache import LoraCache
-from model.runner import ModelRunner
 from model.weights import load_checkpoint
 from scheduler.batch import BLOCK_SIZE, DEFAULT_SAMPLERS, Sample, Sampler, SamplerChain, SamplingParams
 from scheduler.cohort import BASE, CohortKey, cohort_key
-from scheduler.core import Scheduler, SchedulerLimits
-from scheduler.events import Event, Finished, Preempted, TokenSampled
+from scheduler.core import SchedulerLimits
+from scheduler.events import Event, Finished, Preempted
 from scheduler.request import Request
+from tests.model.served import samples_of, serve
 
 DEMO = Path(__file__).parents[2] / "docs" / "demo"
 NUM_NEW = 8
@@ -76,27 +74,7 @@ def request(number: int, key: CohortKey, *, is_alone: bool = False) -> Request:
 
 
 def run(demo: Demo, requests: Sequence[Request], limits: SchedulerLimits) -> list[Event]:
-    """Serve the requests, which come two by two, and return all that happened."""
-    kv = KVCache(demo.model.config, limits.num_blocks, demo.model.backend)
-    runner = ModelRunner(demo.model, kv, demo.stacks)
-    scheduler, waiting, now = Scheduler(limits), list(requests), 0.0
-    while waiting or scheduler.num_requests:
-        for arriving in waiting[:2]:
-            scheduler.add(arriving, now)
-        del waiting[:2]
-        batch = scheduler.plan(now)
-        assert batch is not None
-        scheduler.commit(runner.execute(batch), now)
-        now += 0.01
-    return scheduler.take_events()
-
-
-def samples_of(events: Sequence[Event]) -> dict[int, list[Sample]]:
-    samples = defaultdict(list)
-    for event in events:
-        if isinstance(event, TokenSampled):
-            samples[event.request_id].append(event.sample)
-    return dict(samples)
+    return serve(demo.model, demo.stacks, requests, limits)
 
 
 def limits(num_slots: int, num_blocks: int, max_step_tokens: int) -> SchedulerLimits:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from scheduler.batch import Batch, StepOutput
 from scheduler.cohort import CohortKey
@@ -68,6 +69,9 @@ class FailingModel(ObservedModel):
         return super().execute(batch)
 
 
+M = TypeVar("M", bound=ObservedModel)
+
+
 def run(main: Callable[[], Coroutine[None, None, None]]) -> None:
     """Run a test's coroutine; one that hangs is a failure."""
 
@@ -93,6 +97,26 @@ async def running(loop: StepLoop, executor: ObservedModel) -> AsyncIterator[None
             executor.open()
         await loop.drain(grace_s=0)
         await task
+
+
+def on_loop(
+    make_model: Callable[[], M], **limits: int
+) -> Callable[[Callable[[StepLoop, M], Coroutine[None, None, None]]], Callable[[], None]]:
+    """Run a test beside a loop that runs, with the model that computes its steps."""
+
+    def decorate(test: Callable[[StepLoop, M], Coroutine[None, None, None]]) -> Callable[[], None]:
+        async def main() -> None:
+            model = make_model()
+            loop = make_loop(model, **limits)
+            async with running(loop, model):
+                await test(loop, model)
+
+        def run_test() -> None:
+            run(main)
+
+        return run_test
+
+    return decorate
 
 
 def submit(loop: StepLoop, executor: ObservedModel, request: Request) -> TokenStream:

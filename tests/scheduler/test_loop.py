@@ -19,6 +19,7 @@ from tests.scheduler.loop_models import (
     GatedModel,
     ObservedModel,
     make_loop,
+    on_loop,
     read,
     read_events,
     run,
@@ -29,27 +30,17 @@ from tests.scheduler.loop_models import (
 LIMITS = make_limits()
 
 
-def test_stream_gives_the_tokens_and_then_its_end() -> None:
-    async def main() -> None:
-        model = ObservedModel()
-        loop = make_loop(model)
-        async with running(loop, model):
-            request = make_request(0, max_new_tokens=5)
-            tokens, finish = await read(submit(loop, model, request))
-            assert (tokens, finish.reason) == answer_alone(request, LIMITS.max_context)
-
-    run(main)
+@on_loop(ObservedModel)
+async def test_stream_gives_the_tokens_and_then_its_end(loop: StepLoop, model: ObservedModel) -> None:
+    request = make_request(0, max_new_tokens=5)
+    tokens, finish = await read(submit(loop, model, request))
+    assert (tokens, finish.reason) == answer_alone(request, LIMITS.max_context)
 
 
-def test_nothing_follows_finished() -> None:
-    async def main() -> None:
-        model = ObservedModel()
-        loop = make_loop(model)
-        async with running(loop, model):
-            events = await read_events(submit(loop, model, make_request(0, max_new_tokens=2)))
-            assert [type(event) for event in events] == [TokenSampled, TokenSampled, Finished]
-
-    run(main)
+@on_loop(ObservedModel)
+async def test_nothing_follows_finished(loop: StepLoop, model: ObservedModel) -> None:
+    events = await read_events(submit(loop, model, make_request(0, max_new_tokens=2)))
+    assert [type(event) for event in events] == [TokenSampled, TokenSampled, Finished]
 
 
 def test_many_lists_at_once_are_answered_as_if_alone_one_list_a_step_in_turns() -> None:
@@ -82,67 +73,47 @@ def test_steps_are_computed_on_one_thread_that_is_not_the_event_loops() -> None:
     run(main)
 
 
-def test_loop_wakes_for_a_request_after_it_was_idle() -> None:
-    async def main() -> None:
-        model = ObservedModel()
-        loop = make_loop(model)
-        async with running(loop, model):
-            for request_id in range(3):
-                _, finish = await read(submit(loop, model, make_request(request_id)))
-                assert finish.reason is FinishReason.LIMIT
-
-    run(main)
+@on_loop(ObservedModel)
+async def test_loop_wakes_for_a_request_after_it_was_idle(loop: StepLoop, model: ObservedModel) -> None:
+    for request_id in range(3):
+        _, finish = await read(submit(loop, model, make_request(request_id)))
+        assert finish.reason is FinishReason.LIMIT
 
 
-def test_event_loop_is_free_while_a_step_computes() -> None:
-    async def main() -> None:
-        model = GatedModel()
-        loop = make_loop(model)
-        async with running(loop, model):
-            submit(loop, model, make_request(0))
-            await model.wait_for_step()
-            other = submit(loop, model, make_request(1))
-            loop.end(1)
-            _, finish = await read(other)
-            assert finish.reason is FinishReason.ABORT
-            assert loop.scheduler.in_flight is not None
-
-    run(main)
+@on_loop(GatedModel)
+async def test_event_loop_is_free_while_a_step_computes(loop: StepLoop, model: GatedModel) -> None:
+    submit(loop, model, make_request(0))
+    await model.wait_for_step()
+    other = submit(loop, model, make_request(1))
+    loop.end(1)
+    _, finish = await read(other)
+    assert finish.reason is FinishReason.ABORT
+    assert loop.scheduler.in_flight is not None
 
 
-def test_request_that_comes_during_a_step_joins_the_next() -> None:
-    async def main() -> None:
-        model = GatedModel()
-        loop = make_loop(model)
-        async with running(loop, model):
-            submit(loop, model, make_request(0))
-            await model.wait_for_step()
-            submit(loop, model, make_request(1))
-            model.let_go()
-            await model.wait_for_step()
-            batch = loop.scheduler.in_flight
-            assert batch is not None
-            assert [row.request_id for row in batch.rows] == [0, 1]
-
-    run(main)
+@on_loop(GatedModel)
+async def test_request_that_comes_during_a_step_joins_the_next(loop: StepLoop, model: GatedModel) -> None:
+    submit(loop, model, make_request(0))
+    await model.wait_for_step()
+    submit(loop, model, make_request(1))
+    model.let_go()
+    await model.wait_for_step()
+    batch = loop.scheduler.in_flight
+    assert batch is not None
+    assert [row.request_id for row in batch.rows] == [0, 1]
 
 
-def test_slot_of_a_request_ended_during_a_step_is_taken_in_the_next() -> None:
-    async def main() -> None:
-        model = GatedModel()
-        loop = make_loop(model, num_slots=1)
-        async with running(loop, model):
-            gone = submit(loop, model, make_request(0, key=LIST_A))
-            await model.wait_for_step()
-            submit(loop, model, make_request(1, key=LIST_B))
-            loop.end(0)
-            tokens, finish = await read(gone)
-            assert (tokens, finish.reason) == ([], FinishReason.ABORT)
-            model.let_go()
-            await model.wait_for_step()
-            assert loop.scheduler.running[0].request_id == 1
-
-    run(main)
+@on_loop(GatedModel, num_slots=1)
+async def test_slot_of_a_request_ended_during_a_step_is_taken_in_the_next(loop: StepLoop, model: GatedModel) -> None:
+    gone = submit(loop, model, make_request(0, key=LIST_A))
+    await model.wait_for_step()
+    submit(loop, model, make_request(1, key=LIST_B))
+    loop.end(0)
+    tokens, finish = await read(gone)
+    assert (tokens, finish.reason) == ([], FinishReason.ABORT)
+    model.let_go()
+    await model.wait_for_step()
+    assert loop.scheduler.running[0].request_id == 1
 
 
 @pytest.mark.parametrize("reason", [FinishReason.WORD, FinishReason.ABORT])
@@ -162,18 +133,13 @@ def test_ended_request_is_told_why(reason: FinishReason) -> None:
     run(main)
 
 
-def test_ending_what_has_ended_or_never_was_does_nothing() -> None:
-    async def main() -> None:
-        model = ObservedModel()
-        loop = make_loop(model)
-        async with running(loop, model):
-            await read(submit(loop, model, make_request(0)))
-            loop.end(0)
-            loop.end(123)
-            _, finish = await read(submit(loop, model, make_request(1)))
-            assert finish.reason is FinishReason.LIMIT
-
-    run(main)
+@on_loop(ObservedModel)
+async def test_ending_what_has_ended_or_never_was_does_nothing(loop: StepLoop, model: ObservedModel) -> None:
+    await read(submit(loop, model, make_request(0)))
+    loop.end(0)
+    loop.end(123)
+    _, finish = await read(submit(loop, model, make_request(1)))
+    assert finish.reason is FinishReason.LIMIT
 
 
 def test_failing_step_ends_its_own_list_and_the_loop_goes_on() -> None:
@@ -193,17 +159,12 @@ def test_failing_step_ends_its_own_list_and_the_loop_goes_on() -> None:
     run(main)
 
 
-def test_reader_that_never_reads_delays_nobody() -> None:
-    async def main() -> None:
-        model = ObservedModel()
-        loop = make_loop(model)
-        async with running(loop, model):
-            unread = submit(loop, model, make_request(0, max_new_tokens=50))
-            await read(submit(loop, model, make_request(1, max_new_tokens=200)))
-            tokens, _ = await read(unread)
-            assert len(tokens) == 50
-
-    run(main)
+@on_loop(ObservedModel)
+async def test_reader_that_never_reads_delays_nobody(loop: StepLoop, model: ObservedModel) -> None:
+    unread = submit(loop, model, make_request(0, max_new_tokens=50))
+    await read(submit(loop, model, make_request(1, max_new_tokens=200)))
+    tokens, _ = await read(unread)
+    assert len(tokens) == 50
 
 
 def test_refused_request_leaves_nothing_behind() -> None:
