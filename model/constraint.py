@@ -27,7 +27,7 @@ from model.schema_types import with_types
 from model.tokenizer import Tokenizer
 
 MAX_CHARACTERS = 1 << 16
-"""Of a constraint's text."""
+"""Of a constraint's text, unless it says otherwise."""
 _MAX_KEPT = 64
 _MAX_VOCABULARIES = 4
 _WHITESPACE = r"[ ]|\n{1,2}[ \t]{0,20}"
@@ -67,6 +67,7 @@ class ConstraintText:
     """Control tokens that may come where the constraint allows their text."""
     thinking: Thinking | None = None
     """What may come before the text that the constraint is about, which has no triggers then."""
+    max_characters: int = MAX_CHARACTERS
 
     @property
     def as_grammar(self) -> str:
@@ -132,8 +133,8 @@ class ConstraintCompiler:
         return constraint
 
     def _compile(self, tokenizer: Tokenizer, text: ConstraintText) -> Constraint:
-        if len(text.text) > MAX_CHARACTERS:
-            raise ConstraintError(f"has {len(text.text)} characters, the limit is {MAX_CHARACTERS}")
+        if len(text.text) > text.max_characters:
+            raise ConstraintError(f"has {len(text.text)} characters, the limit is {text.max_characters}")
         vocabulary = self._vocabulary(tokenizer)
         preserved = text.preserved & vocabulary.control_ids
         matcher = self._matcher(text, vocabulary)

@@ -15,6 +15,8 @@ from server.tools.formats import CallFormat
 from server.tools.harmony_call import harmony_rules
 from server.tools.notation import literal
 
+_MAX_CHARACTERS = 1 << 18
+"""Of the rules of all tools of a request: agents offer dozens, described at length."""
 _SPACE = r"/\n{0,2} {0,4}/"
 
 
@@ -46,7 +48,8 @@ def tool_constraint(
         triggers = Triggers(words, tuple(first_ids) if shown_ids.issuperset(first_ids) else ())
     grammar = "\n".join(f"{name}: {rule}" for name, rule in rules.items())
     thinking = form.thinking_before_calls if triggers is None else None
-    return WantedConstraint(field, ConstraintText(Syntax.LARK, grammar, triggers, shown_ids, thinking))
+    constraint = ConstraintText(Syntax.LARK, grammar, triggers, shown_ids, thinking, _MAX_CHARACTERS)
+    return WantedConstraint(field, constraint)
 
 
 def _call_rules(form: CallFormat, use: ToolUse) -> dict[str, str]:

@@ -24,7 +24,7 @@ from server.tools.notation import literal
 from server.tools.source import Source, Steps
 
 _TEXT = frozenset({"string"})
-_MAX_FREE_ORDER = 5
+_MAX_FREE_ORDER = 4
 """Parameters that may come in any order; of a tool with more they come in the order of its schema."""
 
 

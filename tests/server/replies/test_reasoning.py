@@ -80,11 +80,8 @@ def test_tags_are_those_of_the_template() -> None:
 
 def test_what_ends_thinking_beside_its_tag_belongs_to_the_rest() -> None:
     text = "hm [call] so</think>"
-    assert text[slice(*_ends(thinking_span(text, TAGS, is_begun=True, interrupts=["[call]"])))] == "hm "
+    span = thinking_span(text, TAGS, is_begun=True, interrupts=["[call]"])
+    assert text[span.start : span.stop] == "hm "
     reader = ReasoningReader(TAGS, is_begun=True, interrupts=["[call]"])
     parts = joined([*(part for character in text for part in reader.push(character)), *reader.flush()])
     assert parts == [Reasoning("hm"), Content("[call] so</think>")]
-
-
-def _ends(span: range) -> tuple[int, int]:
-    return span.start, span.stop

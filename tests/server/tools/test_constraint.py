@@ -269,6 +269,20 @@ def test_the_value_of_a_parameter_fits(
             assert json.loads(read_reply(form, text).calls[0].arguments) == {"a": value}
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen_coder", "lfm2", "gemma"])
+def test_an_agent_may_offer_many_tools(name: str) -> None:
+    about = {"type": "string", "description": 200 * "a"}
+    schema = {
+        "type": "object",
+        "properties": {f"parameter_{index}": about for index in range(4)},
+        "required": ["parameter_0"],
+    }
+    tools = tuple(Tool(f"tool_{index}", "", schema) for index in range(40))
+    family = FAMILIES[name]
+    text = family.write((("tool_39", {"parameter_0": "x"}),))
+    assert refused_from(ReplyForm(calls=family.form, tools=tools), ToolUse(tools), list(text.encode())) is None
+
+
 def test_one_call_may_be_all() -> None:
     once = replace(USE, is_parallel=False)
     assert refused_from(ReplyForm(calls=HERMES), once, list(WRAPPED.encode())) is None
