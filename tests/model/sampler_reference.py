@@ -225,13 +225,14 @@ def run(raw: list[float], row: Row) -> Outcome:
             left[token] = float(np.float32(left[token]) + np.float32(bias))
     left = {token: logit for token, logit in left.items() if logit > -math.inf}
     u = uniform(p.seed, row.end)
+    num_drawn_by_id = len(left) if chain.is_usual else len(raw)  # the usual chain keeps what is forbidden in its order
     if chain.mirostat:
         return mirostat(heated(left, p.temperature), len(raw), chain, row.sampler_state, u)
     for number, sampler in enumerate(chain.samplers, 1):
         left = LINKS[sampler](left, p, chain, row, number)
     if Sampler.ADAPTIVE_P in chain.samplers and chain.adaptive_target >= 0:
         return adaptive(left, len(raw), chain, row.sampler_state, u)
-    return Outcome(drawn(left, len(raw), u), softmax(left))
+    return Outcome(drawn(left, num_drawn_by_id, u), softmax(left))
 
 
 def drawn(left: Weights, vocab_size: int, u: float) -> int:
