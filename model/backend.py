@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 
 from model.attention import Attention, DenseAttention
-from model.attention_cpu import PagedAttention
 from model.attention_flash import AttentionUnavailable, cuda_attention
-from model.block_weight import BLOCK
-from model.config import ModelConfig
-from model.jit import compiles_for
-from model.kernels_cpu import CpuOps
+from model.checkpoint.config import ModelConfig
+from model.checkpoint.weights import Checkpoint
+from model.cpu.attention import PagedAttention
+from model.cpu.block_weight import BLOCK
+from model.cpu.jit import compiles_for
+from model.cpu.kernels import CpuOps
 from model.layers import Ops, TorchOps
-from model.weights import Checkpoint
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _BLOCKS = "int8"
@@ -44,7 +44,7 @@ class Backend:
     packed: bool
     """Whether matrix products run on oneDNN's prepacked weights, which treat a row alike in every batch."""
     blocks: bool = False
-    """Whether the products of layers and head are those of model/block_products.py. What is left for `ops`, `head_ops`
+    """Whether the products of layers and head are those of cpu/block_products.py. What is left for `ops`, `head_ops`
     and `packed` is what adapters change in embedding and head."""
 
     def in_head_dtype(self) -> "Backend":

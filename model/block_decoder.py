@@ -15,26 +15,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model import layer_tables as at
 from model.adapted import AdaptedNorm
-from model.amx import has_amx, tile_configuration
 from model.attention import AttentionStep
-from model.attention_cpu import TILE
 from model.backend import Backend
 from model.block_lora import BlockLowRank, lanes_of
-from model.block_products import TILE_SHAPES
-from model.block_weight import BLOCK
-from model.config import ModelConfig
+from model.checkpoint.config import ModelConfig
+from model.checkpoint.gguf_names import load_blocks
+from model.checkpoint.rope import local_rope_config, rope_attention_factor, rope_frequencies
+from model.cpu import layer_tables as at
+from model.cpu.amx import has_amx, tile_configuration
+from model.cpu.attention import TILE
+from model.cpu.block_products import TILE_SHAPES
+from model.cpu.block_weight import BLOCK
+from model.cpu.fused_layers import run_layers
+from model.cpu.layer_memory import Dims, Step
 from model.decoder_weights import WeightLoader, head_projection, layer_projections
-from model.fused_layers import run_layers
-from model.gguf_names import load_blocks
 from model.kv_cache import KVCache
-from model.layer_memory import Dims, Step
 from model.layer_workspace import LayerWorkspace
 from model.layers import RotaryTable
 from model.lora import Adaptable, LoraStack
 from model.outputs import Outputs, Wanted
-from model.rope import local_rope_config, rope_attention_factor, rope_frequencies
 
 _NO_TILES = np.empty(0, np.uint8)
 

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.block_weight import LANES, quantise_blocks
-from model.jit import inlined, kernel
+from model.cpu.block_weight import LANES, quantise_blocks
+from model.cpu.jit import inlined, kernel
+from model.cpu.matrices import round_up
+from model.cpu.rank_products import RANKS, pack_ranks
+from model.cpu.simd import WIDTH, Array, load, max_lanes, maximum, splat, subtract
 from model.lora_sum import DeltaSum
-from model.matrices_cpu import round_up
-from model.rank_products import RANKS, pack_ranks
-from model.simd import WIDTH, Array, load, max_lanes, maximum, splat, subtract
 
 _LARGEST = 30000.0
 """The largest element: the range of a block fits float16."""
@@ -35,7 +35,7 @@ class BlockChange:
     tiles: range
     """Those of the product's A that are the module's."""
     b: NDArray[np.uint16] | None
-    """B (out, R) as model/rank_products.py packs it."""
+    """B (out, R) as model/cpu/rank_products.py packs it."""
     gain: NDArray[np.float32] | None  # (out up to a multiple of 16,)
     offset: NDArray[np.float32] | None
 

@@ -17,13 +17,13 @@ from torch.nn import functional as F
 from model.adapted import AdaptedNorm
 from model.attention import AttentionStep
 from model.backend import Backend
-from model.config import ModelConfig
+from model.checkpoint.config import ModelConfig
+from model.checkpoint.rope import local_rope_config, rope_attention_factor, rope_frequencies
 from model.decoder_weights import WeightLoader, head_projection, layer_projections
 from model.kv_cache import KVCache
 from model.layers import RotaryTable
 from model.lora import Adaptable, LoraStack
 from model.outputs import Outputs, Wanted
-from model.rope import local_rope_config, rope_attention_factor, rope_frequencies
 
 
 class Decoder:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model.adapted import AdaptedLinear, AdaptedNorm
 from model.backend import Backend
-from model.config import Experts, ModelConfig
+from model.checkpoint.config import Experts, ModelConfig
 from model.linear import pack_linear
 from model.lora import Projection
 from model.mlp import ExpertsMlp, GatedMlp, Mlp

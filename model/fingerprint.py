@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from model.backend import Backend
-from model.weights import Checkpoint
+from model.checkpoint.weights import Checkpoint
 
 _CHUNK_BYTES = 2**22
 

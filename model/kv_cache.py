@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from model.backend import Backend
-from model.config import ModelConfig
+from model.checkpoint.config import ModelConfig
 from scheduler.batch import BLOCK_SIZE
 
 _CACHE_LINE = 64

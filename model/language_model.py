@@ -8,7 +8,7 @@ from torch import Tensor
 from model.attention import AttentionStep
 from model.backend import Backend
 from model.block_decoder import BlockDecoder
-from model.config import ModelConfig
+from model.checkpoint.config import ModelConfig
 from model.decoder import Decoder
 from model.kv_cache import KVCache
 from model.lora import Adaptable, LoraStack, Projection

@@ -6,10 +6,10 @@ T tokens in the step, S rows of logits, D hidden, F MLP, H query heads, K KV hea
 import numpy as np
 from numpy.typing import NDArray
 
-from model.block_tiles import BlockRows
-from model.config import ModelConfig
-from model.layer_memory import BLOCK, LINE, Buffers
-from model.rank_products import RANK_ROW_BYTES, RankRows
+from model.checkpoint.config import ModelConfig
+from model.cpu.block_tiles import BlockRows
+from model.cpu.layer_memory import BLOCK, LINE, Buffers
+from model.cpu.rank_products import RANK_ROW_BYTES, RankRows
 
 _SIXTEEN = 16
 _NUM_RANK_MODULES = 3

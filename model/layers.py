@@ -1,6 +1,6 @@
 """The arithmetic between the matrix products: norms, gate, rotary embedding, KV write. Knows no weights, no requests.
 
-`Ops` is the contract and `TorchOps` its reference in plain torch, for any device; `model/kernels_cpu.py` fuses the same
+`Ops` is the contract and `TorchOps` its reference in plain torch, for any device; `model/cpu/kernels.py` fuses the same
 for CPUs. The residual stream is float32; all else is in the compute dtype, computed in float32 and rounded once.
 Sources: RMSNorm arXiv 1910.07467, SwiGLU and GEGLU arXiv 2002.05202, GELU arXiv 1606.08415 in its tanh form, rotary
 embedding arXiv 2104.09864 in the rotate-half layout.

@@ -4,7 +4,7 @@ All that the adapters of a list change is summed once, when its stack is built. 
 that is y ← gain ⊙ y + offset + B (A x), scales and factors folded in: a step pays two skinny products where its list
 touches a projection, and nothing elsewhere. Knows no file format and no request. The factor is alpha / rank (Hu et al.,
 arXiv 2106.09685), or alpha / √rank (rsLoRA, arXiv 2312.03732); what a list means for each part of the model is said in
-model/adapter.py.
+model/adapters/adapter.py.
 
 T tokens in the step, S rows of logits, R rank, D hidden, V the base model's vocabulary; `in` and `out` are a module's
 or a projection's features.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.adapter import Adapter
+from model.adapters.adapter import Adapter
 from model.backend import Backend
 from model.block_lora import BlockLowRank
 from model.layers import LowRank

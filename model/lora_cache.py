@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from model.adapter import Adapter
+from model.adapters.adapter import Adapter
 from model.backend import Backend
 from model.lora import Adaptable, LoraStack, stack_adapters
 from scheduler.cohort import CohortKey

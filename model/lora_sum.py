@@ -1,7 +1,7 @@
 """The sum of an adapter list on one matrix product, as y ← gain ⊙ y + offset + B (A x).
 
 Plain deltas add scale · factor · B (A x), a block of ranks for each, and their biases to the offset. A DoRA delta
-(model/adapter.py) adds (g - 1) · W x + g · s · B (A x): its g less one is added to the list's gain, g is folded into
+(adapters/adapter.py) adds (g - 1) · W x + g · s · B (A x): its g less one is added to the list's gain, g is folded into
 its B, and the offset takes back what the gain does to the module's own bias, which is in y already.
 
 R rank of the whole list; `in` and `out` are the features of the product; a module has some of its outputs.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model.adapter import Adapter, LoraDelta
+from model.adapters.adapter import Adapter, LoraDelta
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from model.adapted import AdaptedLinear
-from model.config import Experts
+from model.checkpoint.config import Experts
 from model.lora import LoraStack
 
 

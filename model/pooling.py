@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from model.fields import Fields, read_json_object
+from model.checkpoint.fields import Fields, read_json_object
 from scheduler.batch import Pooling, Row
 
 Floats = NDArray[np.float32]

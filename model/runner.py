@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.adapter import Adapter, LoraDelta
+from model.adapters.adapter import Adapter, LoraDelta
 from model.attention import AttentionStep
 from model.kv_cache import KVCache
 from model.language_model import LanguageModel
@@ -21,8 +21,8 @@ from model.lora import LoraStack, stack_adapters
 from model.lora_cache import LoraCache
 from model.outputs import Wanted
 from model.pooling import add_states, wanted_tokens
-from model.sampler import sample
-from model.scoring import joined, parts_of, score_rows, tokens_with_logits
+from model.sampling.sampler import sample
+from model.sampling.scoring import joined, parts_of, score_rows, tokens_with_logits
 from scheduler.batch import BLOCK_SIZE, Batch, Pooled, Row, SamplerChain, SamplingParams, StepOutput
 from scheduler.cohort import AdapterId
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from model.adapter import EmbeddingDelta, TokenRows
+from model.adapters.adapter import EmbeddingDelta, TokenRows
 from model.backend import Backend
 from model.linear import pack_linear
 

@@ -13,7 +13,7 @@ from server.edge.cors import Cors
 from server.edge.door import Door, Gate
 from server.errors import KNOWN, PathUnknown, error_response
 from server.model_swap import ServedModels
-from server.openapi.document import openapi_route
+from server.openapi import openapi_route
 from server.routes import (
     adapter_loading,
     adapters,

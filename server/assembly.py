@@ -7,17 +7,17 @@ from pathlib import Path
 
 import torch
 
-from model.adapter import BaseWeights
+from model.adapters.adapter import BaseWeights
 from model.backend import choose_backend
-from model.chat_template import ChatTemplate
+from model.checkpoint.weights import Checkpoint, load_checkpoint
 from model.fingerprint import fingerprint
 from model.kv_cache import KVCache
 from model.language_model import load_language_model
 from model.lora_cache import LoraCache
 from model.pooling import stated_pooling
 from model.runner import ModelRunner
-from model.tokenizer import Tokenizer, load_tokenizer
-from model.weights import Checkpoint, load_checkpoint
+from model.tokens.chat_template import ChatTemplate
+from model.tokens.tokenizer import Tokenizer, load_tokenizer
 from scheduler.cohort import AdapterId
 from scheduler.core import Scheduler, SchedulerLimits
 from scheduler.events import Event, TokenSampled
@@ -26,12 +26,12 @@ from scheduler.loop import Executor, StepLoop
 from scheduler.policy import Policy, make_policy
 from server.adapters.catalog import AdapterCatalog, AdapterEntry
 from server.adapters.loader import ModelAdapters
-from server.adapters.opening import can_come_later, model_names, open_catalog
 from server.adapters.registry import AdapterRegistry
 from server.adapters.residency import Residency
 from server.adapters.resident import ModelLists, ResidentAdapter
 from server.adapters.weights import check_names, weigh_lists
 from server.capacity import free_memory_bytes, num_physical_cores, plan_limits
+from server.catalog_opening import can_come_later, model_names, open_catalog
 from server.chat.named_templates import template_of
 from server.departures import Departures
 from server.engine import Engine, ModelCard

@@ -13,13 +13,20 @@ from typing import Annotated, ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from model.bounded_regex import RegexError
-from model.constraint import Constraint, ConstraintCompiler, ConstraintError, ConstraintText, Syntax, is_lark
-from model.constraint_triggers import Pattern, Triggers
-from model.tokenizer import Tokenizer
-from model.trigger_pattern import TriggerPattern
+from model.constraints.constraint import (
+    Constraint,
+    ConstraintCompiler,
+    ConstraintError,
+    ConstraintText,
+    Syntax,
+    is_lark,
+)
+from model.constraints.trigger_pattern import TriggerPattern
+from model.constraints.triggers import Pattern, Triggers
+from model.tokens.tokenizer import Tokenizer
 from server.errors import FieldInvalid
 from server.fields import Flag, JsonArray, JsonObject, Text, json_type
-from server.openapi.field_shapes import GrammarTrigger, JsonSchema, ResponseFormat, StructuredOutputs, documented
+from server.shapes.fields import GrammarTrigger, JsonSchema, ResponseFormat, StructuredOutputs, documented
 
 _COMPILE_LIMIT_S = 10.0
 _MAX_CHOICES = 1000

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from model.chat_template import ChatTemplate
-from model.constraint import ConstraintCompiler
-from model.tokenizer import Tokenizer
+from model.constraints.constraint import ConstraintCompiler
+from model.tokens.chat_template import ChatTemplate
+from model.tokens.tokenizer import Tokenizer
 from scheduler.batch import Pooling, SamplingParams
 from scheduler.loop import StepLoop
 from server.adapters.registry import AdapterRegistry

@@ -35,8 +35,8 @@ import json
 
 from starlette.responses import Response
 
-from model.adapter_tensors import AdapterError
-from model.chat_template import TemplateError
+from model.adapters.tensors import AdapterError
+from model.tokens.chat_template import TemplateError
 from scheduler.errors import PromptRefused, PromptTooLong, Unavailable
 
 RETRY_AFTER_S = 1

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from model.constraint import ConstraintText
-from model.detokenizer import Detokenizer
-from model.tokenizer import Tokenizer
+from model.constraints.constraint import ConstraintText
+from model.tokens.detokenizer import Detokenizer
+from model.tokens.tokenizer import Tokenizer
 from scheduler.batch import SamplerChain, SamplingParams
 from scheduler.context_shift import ContextShift
 from scheduler.errors import PromptTooLong
@@ -20,9 +20,9 @@ from server.constraint_fields import WantedConstraint, compile_constraint, read_
 from server.engine import Engine
 from server.errors import BodyInvalid, FieldInvalid
 from server.fields import json_type
-from server.replies.text_rules import TextRules
 from server.sampling.fields import read_chain
 from server.schemas import MAX_PENALTY, GenerationBody
+from server.text_rules import TextRules
 
 Prompt: TypeAlias = tuple[int | str, ...]
 """Token ids and texts in order."""

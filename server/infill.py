@@ -7,8 +7,8 @@ the model's tokens between them. Texts and order are llama-server's, so that the
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from model.infill import FimTokens
-from model.tokenizer import Tokenizer
+from model.tokens.infill import FimTokens
+from model.tokens.tokenizer import Tokenizer
 
 _MAX_AROUND = 2048
 """Tokens of the texts before and after the gap; llama-server takes those of its default batch."""

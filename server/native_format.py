@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from model.tokenizer import Tokenizer
+from model.tokens.tokenizer import Tokenizer
 from scheduler.batch import Sample, SamplerChain, SamplingParams
 from scheduler.events import FinishReason
 from server.adapters.registry import ServedList

@@ -10,14 +10,14 @@ stored is tokens: text, stop strings and the form of the answer are made again, 
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
-from model.tokenizer import Tokenizer
+from model.tokens.tokenizer import Tokenizer
 from scheduler.batch import Sample, SamplingParams
 from scheduler.cohort import ListSeed, list_seed
 from scheduler.context_shift import ContextShift
 from scheduler.events import FinishReason, TokenSampled
 from scheduler.loop import TokenStream
 from scheduler.request import Request
-from server.replies.text_rules import TextRules
+from server.text_rules import TextRules
 
 _TOKEN_BYTES = 40
 """An integer in a tuple."""

@@ -19,7 +19,8 @@ from server import unsupported
 from server.constraint_fields import ConstraintFields
 from server.errors import BodyInvalid, FieldInvalid
 from server.fields import IS_OBJECT, Flag, JsonArray, JsonObject, StopTexts, Text, Texts, flag_or, one_of, real, whole
-from server.openapi.field_shapes import (
+from server.sampling.fields import SamplerFields
+from server.shapes.fields import (
     AdapterList,
     ChatMessage,
     LogitBias,
@@ -28,8 +29,7 @@ from server.openapi.field_shapes import (
     ToolDefinition,
     documented,
 )
-from server.replies.text_rules import TextRules
-from server.sampling.fields import SamplerFields
+from server.text_rules import TextRules
 
 log = logging.getLogger(__name__)
 

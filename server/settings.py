@@ -15,7 +15,7 @@ from scheduler.fairness import DEFAULT_FAIRNESS
 from scheduler.policy import PolicyName
 from server.adapters.arguments import AdapterArgument, MixArgument, paths_at_scale_1, paths_with_scales, read_mixes
 from server.adapters.weights import AdapterWeight, read_weights
-from server.chat.settings import ChatSettings
+from server.chat_settings import ChatSettings
 from server.sampling.settings import SamplerSettings
 from server.setting_flags import NonNegative, Positive, flag
 

@@ -7,12 +7,12 @@ import time
 from functools import partial
 from pathlib import Path
 
-from model.adapter import Adapter, BaseWeights
-from model.adapter_tensors import AdapterError
-from model.adapter_tokenizer import AdapterTokenizers
-from model.adapters import load_adapter
+from model.adapters.adapter import Adapter, BaseWeights
+from model.adapters.files import load_adapter
+from model.adapters.tensors import AdapterError
+from model.adapters.tokenizer import AdapterTokenizers
 from model.lora_cache import LoraCache
-from model.tokenizer import Tokenizer
+from model.tokens.tokenizer import Tokenizer
 from scheduler.cohort import CohortKey
 from scheduler.loop import StepLoop
 from server.adapters.catalog import AdapterEntry

@@ -7,10 +7,10 @@ when the request arrives, loaded where it must be, and held in memory until the 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
-from model.adapter_tensors import AdapterError
-from model.adapter_tokenizer import AdapterTokenizer, tokenizer_of_list
-from model.chat_template import ChatTemplate
-from model.tokenizer import Tokenizer
+from model.adapters.tensors import AdapterError
+from model.adapters.tokenizer import AdapterTokenizer, tokenizer_of_list
+from model.tokens.chat_template import ChatTemplate
+from model.tokens.tokenizer import Tokenizer
 from scheduler.cohort import Activation, Activations, AdapterId, CohortKey, cohort_key
 from scheduler.events import Event, Finished
 from server.adapters.catalog import AdapterCatalog, AdapterChoice, AdapterEntry, AdapterSource, shortest

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from model.adapter_tokenizer import AdapterTokenizer
+from model.adapters.tokenizer import AdapterTokenizer
 from scheduler.cohort import AdapterId, CohortKey
 from server.adapters.catalog import AdapterEntry
 from server.errors import BodyInvalid, ModelUnknown

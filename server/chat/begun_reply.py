@@ -7,7 +7,7 @@ Written as the model's chat template writes it into a conversation, so that the 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from model.reply_layout import ThinkingLayout
+from model.tokens.reply_layout import ThinkingLayout
 from server.chat.messages import Message, read_text
 from server.errors import FieldInvalid
 from server.replies.reasoning import ReasoningTags

@@ -2,18 +2,18 @@
 
 from dataclasses import replace
 
-from model.constraint import ConstraintError, Syntax
-from model.tokenizer import Tokenizer
+from model.constraints.constraint import ConstraintError, Syntax
+from model.tokens.tokenizer import Tokenizer
 from server.adapters.registry import ServedList
 from server.chat.prompt import RenderedChat
+from server.chat.tool_constraint import tool_constraint
 from server.constraint_fields import WantedConstraint, read_constraint
 from server.engine import Engine
 from server.errors import FieldInvalid
 from server.generation import Choice, make_choices
 from server.replies.reasoning_budget import ReasoningBudget
-from server.replies.reply import ReplyForm
+from server.reply import ReplyForm
 from server.schemas import GenerationBody
-from server.tools.constraint import tool_constraint
 from server.tools.fields import ToolUse
 
 _BESIDE_TOOLS = (Syntax.JSON_SCHEMA, Syntax.REGEX)

@@ -1,28 +1,28 @@
 """From chat messages to the text of a prompt: how tools and thinking get into it, how a trailing answer is continued,
 and in which form the reply is to be read.
 
-The rules are llama-server's. The template is the model's or an adapter's, rendered by model/chat_template.py.
+The rules are llama-server's. The template is the model's or an adapter's, rendered by model/tokens/chat_template.py.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from model.chat_template import ChatTemplate
-from model.reply_layout import ThinkingLayout
+from model.tokens.chat_template import ChatTemplate
+from model.tokens.reply_layout import ThinkingLayout
 from server.aside import in_proportion
 from server.chat.begun_reply import begin_reply, end_unwanted_thinking, message_to_continue
 from server.chat.messages import read_message
 from server.chat.template_fit import fields_for_template, texts_for_template
+from server.chat.tools import messages_for_template
 from server.errors import BodyInvalid, FeatureOff, FieldInvalid
 from server.fields import json_type
 from server.replies.reasoning import HARMONY_TAGS, ReasoningTags, is_open, tags_in
 from server.replies.reasoning_budget import ReasoningBudget
-from server.replies.reply import ReplyForm
+from server.reply import ReplyForm
 from server.schemas import ChatFields
 from server.settings import Settings
 from server.tools.fields import ToolUse, read_tool_use
 from server.tools.formats import format_of
-from server.tools.prompt import messages_for_template
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
 """The messages of a chat as one template is to have them: where it wants the system's text, thoughts and parts.
 
-The rules are llama-server's. How calls of tools are given is decided in server/tools/prompt.py.
+The rules are llama-server's. How calls of tools are given is decided in server/chat/tools.py.
 """
 
 from collections.abc import Sequence
 
-from model.chat_template import ChatTemplate
-from model.reply_layout import ThoughtsPlace, with_thoughts
+from model.tokens.chat_template import ChatTemplate
+from model.tokens.reply_layout import ThoughtsPlace, with_thoughts
 from server.chat.messages import Message
 
 _TRIMMED = "You have access to the following functions in JSONSchema format"

@@ -7,8 +7,8 @@ from server.chat.messages import read_text
 from server.errors import BodyInvalid, FieldInvalid
 from server.fields import Text, json_type, whole
 from server.generation import Prompt, is_id, read_prompt
-from server.openapi.field_shapes import EmbeddingInput, documented
 from server.schemas import ListFields
+from server.shapes.fields import EmbeddingInput, documented
 
 
 class EmbeddingsBody(ListFields):

@@ -14,7 +14,7 @@ from model.pooling import embedding
 from scheduler.batch import Pooling
 from scheduler.request import Request
 from server.errors import GenerationFailed
-from server.openapi.answers import Embedding, EmbeddingRows
+from server.shapes.answers import Embedding, EmbeddingRows
 
 Floats: TypeAlias = NDArray[np.float32]
 _LARGEST = 32760

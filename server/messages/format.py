@@ -15,8 +15,8 @@ from server.adapters.registry import ServedList
 from server.engine import Engine
 from server.errors import GenerationFailed, dump_json, messages_error_body
 from server.replies.parts import CallArguments, CallStart, Content, Part, Reasoning, Reply, ToolCall
-from server.replies.reply import ReplyForm, ReplyReader, read_reply
 from server.replies.transcript import Piece, Transcript
+from server.reply import ReplyForm, ReplyReader, read_reply
 from server.streaming import Json, named_frame
 
 _STOP_REASONS = {

@@ -15,8 +15,8 @@ from server.fields import MAX_INT32, JsonArray, JsonObject, StopTexts, json_type
 from server.messages.blocks import read_message, read_text
 from server.messages.context import forget_thoughts, num_kept_thoughts
 from server.messages.shapes import ContextManagement, MessagesMessage, MessagesTool, MessagesToolChoice, Thinking
-from server.openapi.field_shapes import OutputConfig, TextFormat, TextPart, documented
 from server.schemas import ChatFields, GenerationBody, ListFields
+from server.shapes.fields import OutputConfig, TextFormat, TextPart, documented
 from server.tools.fields import read_function
 from server.unsupported import NEUTRAL_FOR_ONE_TEXT
 

@@ -4,7 +4,7 @@ from typing import Literal, NotRequired, TypeAlias
 
 from typing_extensions import TypedDict
 
-from server.openapi.field_shapes import TextPart
+from server.shapes.fields import TextPart
 
 
 class ThinkingPart(TypedDict):

@@ -19,13 +19,13 @@ from server.errors import GenerationFailed, dump_json, error_body
 from server.native_format import NativeDialect, probability, progress_timings, prompt_progress, timings
 from server.openai.replies import ChoiceReader, delta_of, message_of
 from server.openai.token_lists import TokenLists, joined
-from server.openapi.generated_answers import LogprobLists
 from server.replies.parts import Reply
-from server.replies.reply import ReplyForm, ReplyReader, read_reply
-from server.replies.thinking_tokens import num_thinking_tokens
 from server.replies.transcript import Piece, Progress, Transcript
+from server.reply import ReplyForm, ReplyReader, read_reply
 from server.schemas import GenerationBody
+from server.shapes.generated_answers import LogprobLists
 from server.streaming import Json, frame
+from server.thinking_tokens import num_thinking_tokens
 from server.version import BUILD
 
 DONE = b"data: [DONE]\n\n"

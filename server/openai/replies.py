@@ -6,7 +6,7 @@ from typing import Any
 
 from scheduler.batch import Sample
 from server.replies.parts import CallArguments, CallStart, Content, Part, Reasoning, Reply
-from server.replies.reply import ReplyReader
+from server.reply import ReplyReader
 from server.streaming import Json
 
 

@@ -8,13 +8,13 @@ second token; the first has none.
 from collections.abc import Sequence
 from itertools import accumulate
 
-from model.detokenizer import Detokenizer
-from model.tokenizer import Tokenizer
+from model.tokens.detokenizer import Detokenizer
+from model.tokens.tokenizer import Tokenizer
 from scheduler.batch import Sample
 from scheduler.request import Request
 from server.generation import Choice
 from server.native_format import finite
-from server.openapi.generated_answers import LogprobLists
+from server.shapes.generated_answers import LogprobLists
 
 
 class TokenLists:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from model.detokenizer import Detokenizer
-from model.tokenizer import Tokenizer
+from model.tokens.detokenizer import Detokenizer
+from model.tokens.tokenizer import Tokenizer
 from scheduler.batch import TokenFilter
 from server.replies.reasoning import ReasoningTags
 

@@ -5,8 +5,8 @@ Pure: events in, pieces out. It knows no dialect and sends nothing.
 
 from dataclasses import dataclass
 
-from model.line_indent import LineIndent
-from model.stop_strings import StopStrings
+from model.tokens.line_indent import LineIndent
+from model.tokens.stop_strings import StopStrings
 from scheduler.batch import Sample
 from scheduler.events import Finished, FinishReason, PromptComputed, TokenSampled
 from scheduler.loop import TokenStream

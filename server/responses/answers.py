@@ -8,7 +8,7 @@ from typing import Literal, NotRequired, TypeAlias
 from typing_extensions import TypedDict
 
 from server.fields import JsonArray, JsonObject
-from server.openapi.generated_answers import PromptProgress, Timings
+from server.shapes.generated_answers import PromptProgress, Timings
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

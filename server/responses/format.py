@@ -17,12 +17,12 @@ from server.engine import Engine
 from server.errors import GenerationFailed, dump_json, error_message
 from server.native_format import progress_timings, prompt_progress, timings
 from server.replies.parts import Content, Part
-from server.replies.reply import ReplyForm, ReplyReader
-from server.replies.thinking_tokens import num_thinking_tokens
 from server.replies.transcript import Piece, Transcript
+from server.reply import ReplyForm, ReplyReader
 from server.responses.items import OutputItems, output_of
 from server.responses.schema import ResponsesBody
 from server.streaming import Json, named_frame
+from server.thinking_tokens import num_thinking_tokens
 
 _IN_PROGRESS = "in_progress"
 

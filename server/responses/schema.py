@@ -13,10 +13,10 @@ from pydantic import AliasChoices, BeforeValidator, Field
 from server.constraint_fields import Source, format_sources
 from server.errors import FieldInvalid
 from server.fields import Flag, JsonArray, JsonObject, Text, json_type, refuse, whole
-from server.openapi.field_shapes import TextOptions, documented
 from server.responses.input import read_items
 from server.responses.shapes import HostedTool, InputItem, ReasoningWanted, ResponsesTool, ResponsesToolChoice
 from server.schemas import ChatFields, GenerationBody
+from server.shapes.fields import TextOptions, documented
 from server.tools.fields import read_function
 from server.unsupported import NEUTRAL_FOR_ONE_TEXT
 

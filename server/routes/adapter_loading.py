@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from server.adapters import operations
+from server import adapter_operations
 from server.allowed_folders import AllowedFolders
 from server.edge.door import engine_of
 from server.engine import Engine
@@ -51,7 +51,7 @@ async def load_adapter(request: Request) -> Response:
     if body.is_3d_lora_weight:
         raise FieldInvalid("is_3d_lora_weight", "is not supported; experts are read as PEFT saves them")
     path = folders.resolve(body.lora_path, "lora_path")
-    await operations.load(engine, body.lora_name, path, in_place=body.load_inplace, is_pinned=body.pinned)
+    await adapter_operations.load(engine, body.lora_name, path, in_place=body.load_inplace, is_pinned=body.pinned)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
@@ -62,7 +62,7 @@ async def unload_adapter(request: Request) -> Response:
     body = await read_body(request, UnloadBody, engine.unknown_fields)
     if not body.lora_name:
         raise AdapterRefused("'lora_name' is required")
-    await operations.unload(engine, body.lora_name, body.lora_int_id, by_force=body.force)
+    await adapter_operations.unload(engine, body.lora_name, body.lora_int_id, by_force=body.force)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 

@@ -8,8 +8,8 @@ from server.adapters.catalog import AdapterEntry, shortest
 from server.edge.door import engine_of
 from server.engine import Engine
 from server.errors import JsonResponse
-from server.openapi.answers import LoadedAdapter, Success
 from server.schemas import read_json
+from server.shapes.answers import LoadedAdapter, Success
 
 
 async def lora_adapters(request: Request) -> Response:

@@ -10,8 +10,8 @@ from server.edge.door import engine_of
 from server.errors import JsonResponse, PathUnknown
 from server.fields import Text
 from server.model_swap import ServedModels
-from server.openapi.answers import ModelLoaded
 from server.schemas import read_body
+from server.shapes.answers import ModelLoaded
 
 
 class LoadModelBody(BaseModel):

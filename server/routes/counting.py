@@ -10,9 +10,9 @@ from server.chat.prompt import rendered_chat
 from server.edge.door import engine_of
 from server.errors import JsonResponse
 from server.generation import encode_prompt
-from server.openapi.answers import PromptTokens
 from server.responses.schema import ResponsesBody, responses_chat
 from server.schemas import ChatFields, read_body
+from server.shapes.answers import PromptTokens
 
 
 async def count_chat(request: Request) -> Response:

@@ -17,8 +17,8 @@ from server.embeddings.vectors import VectorForm
 from server.engine import Engine
 from server.errors import BodyInvalid, FeatureOff, FieldInvalid, dump_json
 from server.generation import Choice, encode_prompts
-from server.openapi.answers import EmbeddingEnvelope
 from server.schemas import read_body
+from server.shapes.answers import EmbeddingEnvelope
 
 _NOTHING_SAMPLED = SamplingParams()
 

@@ -8,7 +8,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.routing import Route
 
-from model.tokenizer import Tokenizer
+from model.tokens.tokenizer import Tokenizer
 from server import unsupported
 from server.arrival import list_for_answer
 from server.edge.door import engine_of
@@ -18,8 +18,8 @@ from server.fields import JsonArray, Text
 from server.generation import Prompt, encode_prompt, make_choices, read_prompt
 from server.infill import Gap, infill_prompt
 from server.native_format import NativeDialect
-from server.openapi.field_shapes import ContextChunk, documented
 from server.schemas import CompletionBody, GenerationBody, read_body
+from server.shapes.fields import ContextChunk, documented
 from server.streaming import Answer
 
 

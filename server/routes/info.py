@@ -13,7 +13,7 @@ from server.edge.header_name import HeaderName
 from server.engine import Engine
 from server.errors import FeatureOff, JsonResponse, NoSlotFree, ServerClosing
 from server.native_format import sampling_settings
-from server.openapi.answers import (
+from server.shapes.answers import (
     Health,
     MixPart,
     ModelCommon,

@@ -11,9 +11,9 @@ from server.adapters.catalog import AdapterCatalog, Mix, NameRefused, shortest
 from server.edge.door import engine_of
 from server.errors import FieldInvalid, JsonResponse, ModelUnknown
 from server.fields import JsonObject, Text
-from server.openapi.answers import MixDeleted, ShownMix, ShownMixes
-from server.openapi.field_shapes import AdapterList, documented
 from server.schemas import read_body
+from server.shapes.answers import MixDeleted, ShownMix, ShownMixes
+from server.shapes.fields import AdapterList, documented
 
 
 class MixBody(BaseModel):

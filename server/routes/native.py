@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from model.tokenizer import Tokenizer
+from model.tokens.tokenizer import Tokenizer
 from server.arrival import list_for_answer, list_for_now
 from server.aside import in_proportion
 from server.chat.prompt import rendered_chat
@@ -15,8 +15,8 @@ from server.errors import FieldInvalid, JsonResponse
 from server.fields import json_type
 from server.generation import checked_token_id, encode_prompt, is_id, make_choices, read_prompt, read_prompts
 from server.native_format import NativeDialect
-from server.openapi.answers import Detokenized, RenderedPrompt, TokenPiece, Tokens
 from server.schemas import ChatFields, CompletionBody, DetokenizeBody, TokenizeBody, read_body
+from server.shapes.answers import Detokenized, RenderedPrompt, TokenPiece, Tokens
 from server.streaming import Answer
 
 

@@ -12,8 +12,8 @@ from server.edge.door import engine_of
 from server.engine import Engine
 from server.errors import BodyInvalid, FeatureOff, FieldInvalid, JsonResponse, SlotRefused
 from server.fields import Text
-from server.openapi.answers import SlotErased, SlotRestored, SlotSaved
 from server.schemas import ListFields, read_body
+from server.shapes.answers import SlotErased, SlotRestored, SlotSaved
 from server.slots.store import SlotStore
 
 _MAX_DIGITS = 18

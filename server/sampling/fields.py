@@ -9,9 +9,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
-from model.sampler_breakers import breaker_tokens
-from model.sampler_infill import token_texts
-from model.tokenizer import Tokenizer
+from model.sampling.breakers import breaker_tokens
+from model.sampling.infill import token_texts
+from model.tokens.tokenizer import Tokenizer
 from scheduler.batch import Sampler, SamplerChain
 from server.fields import Flag, real, whole
 from server.sampling.values import BOUND, read_breakers, read_samplers

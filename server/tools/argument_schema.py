@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from model.constraint import schema_with_whitespace
+from model.constraints.constraint import schema_with_whitespace
 from server.errors import FieldInvalid
 from server.fields import json_type
 from server.tools.fields import Tool

@@ -1,13 +1,13 @@
 """How families of models write calls of tools in their text, and which of them a chat template belongs to.
 
 One table. A template that takes no tools, or whose way to call them is not in the table, gets the generic form, which
-`server/tools/prompt.py` explains to the model in words.
+`server/chat/tools.py` explains to the model in words.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from model.chat_template import ChatTemplate
+from model.tokens.chat_template import ChatTemplate
 from server.replies.reasoning import HARMONY_TAGS
 from server.tools.fields import Tool
 from server.tools.gemma_call import GemmaCall

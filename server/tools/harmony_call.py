@@ -1,4 +1,4 @@
-"""Calls that are messages to `functions.name`, in replies with channels. server/replies/harmony.py reads them, with all
+"""Calls that are messages to `functions.name`, in replies with channels. server/harmony.py reads them, with all
 that such replies are made of; here is what may be generated.
 """
 

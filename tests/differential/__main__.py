@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from docs.demo.model_path import demo_model_path
-from model.pre_tokenizers import PRE_TOKENIZERS
+from model.tokens.pre_tokenizers import PRE_TOKENIZERS
 from tests.differential.answers import compare_answers
 from tests.differential.pair import Pair, both_running, our_server, peer_server, running
 from tests.differential.prompts import LISTS, PROMPTS

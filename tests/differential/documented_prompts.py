@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from model.chat_template import ChatTemplate
+from model.tokens.chat_template import ChatTemplate
 from server.chat.messages import read_message
 from server.tools.formats import format_of
 from tests.differential.pair import Json

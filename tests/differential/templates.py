@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.chat_template import ChatTemplate
+from model.tokens.chat_template import ChatTemplate
 from server.chat.named_templates import NAMED_TEMPLATES
 from tests.differential.documented_prompts import REFUSED, Prompts, is_documented
 from tests.differential.pair import Answer, Json, Pair

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model.chat_template import ChatTemplate
+from model.tokens.chat_template import ChatTemplate
 from tests.differential.documented_prompts import DOCUMENTED, REFUSED, Prompts, is_documented
 from tests.differential.templates import CONVERSATIONS
 from tests.load.demo_server import ROOT

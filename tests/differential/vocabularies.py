@@ -10,8 +10,8 @@ import numpy as np
 from tokenizers import Tokenizer, models, trainers
 from tokenizers import pre_tokenizers as tokenizers_pre
 
-from model.pre_tokenizers import PRE_TOKENIZERS
-from model.vocabulary import SPACE
+from model.tokens.pre_tokenizers import PRE_TOKENIZERS
+from model.tokens.vocabulary import SPACE
 from tests.differential.corpus import texts
 from tests.load.demo_server import ROOT
 

@@ -27,7 +27,7 @@ import safetensors.torch
 import torch
 
 from docs.demo.model_path import demo_model_path
-from model.weights import load_checkpoint
+from model.checkpoint.weights import load_checkpoint
 from tests.load.bench import FIRST_ID, LAST_ID
 from tests.load.client import get_json, stream_completion
 from tests.load.demo_server import start_server, stop

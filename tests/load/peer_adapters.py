@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import safetensors.numpy
 
-from model.gguf_names import hf_name
+from model.checkpoint.gguf_names import hf_name
 from tests.model.adapter_makers import ALL_LINEAR, Metadata, write_gguf_adapter
 from tests.model.tiny import Array, interleave_halves
 

@@ -18,10 +18,10 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from model.adapter import BaseWeights
-from model.adapter_peft_config import read_peft_config
+from model.adapters.adapter import BaseWeights
+from model.adapters.peft_config import read_peft_config
+from model.checkpoint.weights import load_checkpoint
 from model.decoder_weights import head_projection, layer_projections
-from model.weights import load_checkpoint
 from tests.model.tiny import Array, architecture, interleave_halves
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

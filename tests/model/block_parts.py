@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.amx import has_amx, tile_configuration
-from model.block_products import TILE_SHAPES
-from model.block_rows import LIMIT
-from model.block_tiles import BlockRows
-from model.block_weight import pack_blocks
+from model.cpu.amx import has_amx, tile_configuration
+from model.cpu.block_products import TILE_SHAPES
+from model.cpu.block_rows import LIMIT
+from model.cpu.block_tiles import BlockRows
+from model.cpu.block_weight import pack_blocks
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]

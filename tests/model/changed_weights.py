@@ -1,6 +1,6 @@
 """Adapters of every kind of part at once, and what a list of them is: a transformers model with its weights changed.
 
-The formulas are those of model/adapter.py, written out on whole matrices in float64.
+The formulas are those of model/adapters/adapter.py, written out on whole matrices in float64.
 """
 
 import copy
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from model.adapter import Adapter, Dora, EmbeddingDelta, LoraDelta, TokenRows
+from model.adapters.adapter import Adapter, Dora, EmbeddingDelta, LoraDelta, TokenRows
 from scheduler.cohort import AdapterId
 
 Item = TypeVar("Item")

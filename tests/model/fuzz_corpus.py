@@ -10,10 +10,10 @@ import safetensors.torch
 from peft import LoraConfig
 from torch import Tensor
 
-from model.adapter import BaseWeights
+from model.adapters.adapter import BaseWeights
 from model.backend import reference_backend
+from model.checkpoint.weights import load_checkpoint
 from model.decoder import Decoder
-from model.weights import load_checkpoint
 from tests.model.adapter_makers import ALL_LINEAR, ATTENTION, Metadata, adapter_metadata, make_peft_adapter
 from tests.model.tiny import Array, make_model
 

@@ -16,12 +16,12 @@ from types import FrameType
 
 import torch
 
-from model.adapter import Adapter
-from model.adapters import AdapterError, load_adapter
-from model.fields import printable
-from model.gguf import read_gguf
+from model.adapters.adapter import Adapter
+from model.adapters.files import AdapterError, load_adapter
+from model.checkpoint.fields import printable
+from model.checkpoint.gguf import read_gguf
 from model.lora import stack_adapters
-from model.sampler import sample
+from model.sampling.sampler import sample
 from scheduler.batch import Row, SamplingParams
 from tests.model.decoding import whole
 from tests.model.fuzz_bytes import DrawnFile

@@ -10,7 +10,7 @@ from model.kv_cache import KVCache
 from model.language_model import LanguageModel
 from model.lora_cache import LoraCache
 from model.runner import ModelRunner
-from model.tokenizer import Tokenizer
+from model.tokens.tokenizer import Tokenizer
 from tests.model.decoding import generate, scattered_tables, whole
 
 QUESTIONS = (

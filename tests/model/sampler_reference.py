@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from model.sampler_random import uniform
+from model.sampling.random import uniform
 from scheduler.batch import Row, Sampler, SamplerChain, SamplingParams
 
 Weights = dict[int, float]

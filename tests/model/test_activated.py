@@ -9,15 +9,15 @@ from peft import LoraConfig
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from model.adapter import BaseWeights
-from model.adapter_tensors import AdapterError
-from model.adapters import Adapter, load_adapter
+from model.adapters.adapter import BaseWeights
+from model.adapters.files import Adapter, load_adapter
+from model.adapters.tensors import AdapterError
 from model.backend import choose_backend
+from model.checkpoint.weights import load_checkpoint
 from model.decoder import Decoder
 from model.lora_cache import LoraCache
 from model.outputs import Wanted
 from model.runner import step_tensors
-from model.weights import load_checkpoint
 from scheduler.batch import Row
 from scheduler.cohort import Activation, CohortKey, cohort_key, key_at, next_switch
 from tests.model.adapter_makers import ALL_LINEAR, attach, convert_to_gguf, edit_config, make_peft_adapter, set_scales

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from model.attention import DenseAttention
-from model.attention_cpu import PagedAttention
 from model.backend import BackendError, choose_backend, reference_backend
-from model.jit import compiles_for
-from model.kernels_cpu import CpuOps
+from model.checkpoint.weights import Checkpoint, load_checkpoint
+from model.cpu.attention import PagedAttention
+from model.cpu.jit import compiles_for
+from model.cpu.kernels import CpuOps
 from model.layers import TorchOps
-from model.weights import Checkpoint, load_checkpoint
 from tests.model.tiny import make_model, write_gguf
 
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from model.backend import choose_backend, reference_backend
 from model.block_decoder import BlockDecoder
+from model.checkpoint.weights import Checkpoint, load_checkpoint
+from model.cpu.jit import compiles_for
 from model.decoder import Decoder
-from model.jit import compiles_for
 from model.outputs import Wanted
 from model.runner import step_tensors
-from model.weights import Checkpoint, load_checkpoint
 from scheduler.batch import Row
 from tests.model.decoding import assert_writes_its_own_slots, junk_cache, logits_of, scattered_tables, whole
 from tests.model.tiny import VOCAB_SIZE, make_model, write_gguf

@@ -15,18 +15,18 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from model.adapter import Adapter
+from model.adapters.adapter import Adapter
 from model.backend import choose_backend, reference_backend
 from model.block_decoder import BlockDecoder
 from model.block_lora import BlockLowRank, _balance
-from model.block_weight import BlockWeight, quantise_blocks
+from model.checkpoint.gguf_names import load_blocks
+from model.checkpoint.weights import load_checkpoint
+from model.cpu.block_weight import BlockWeight, quantise_blocks
+from model.cpu.jit import compiles_for
 from model.decoder import Decoder
-from model.gguf_names import load_blocks
-from model.jit import compiles_for
 from model.lora import stack_adapters
 from model.lora_cache import LoraCache
 from model.lora_sum import DeltaSum
-from model.weights import load_checkpoint
 from scheduler.cohort import cohort_key
 from tests.model.changed_weights import PARTS, Plan, make_adapter
 from tests.model.decoding import logits_of, whole

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from model.adapter import Adapter, LoraDelta
+from model.adapters.adapter import Adapter, LoraDelta
 from model.backend import Backend, choose_backend, reference_backend
+from model.checkpoint.weights import load_checkpoint
 from model.decoder import Decoder
 from model.lora import stack_adapters
 from model.outputs import Wanted
 from model.runner import step_tensors
-from model.weights import load_checkpoint
 from scheduler.batch import Row
 from scheduler.cohort import AdapterId
 from tests.model.decoding import assert_writes_its_own_slots, junk_cache, logits_of, whole

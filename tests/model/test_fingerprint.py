@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from model.backend import reference_backend
+from model.checkpoint.weights import load_checkpoint
 from model.fingerprint import fingerprint
-from model.weights import load_checkpoint
 from tests.load.stamps import write_model
 
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from model.backend import choose_backend
-from model.config import ModelConfig
+from model.checkpoint.config import ModelConfig
+from model.checkpoint.weights import Checkpoint, load_checkpoint
 from model.decoder import Decoder
 from model.kv_cache import KVCache
 from model.lora_cache import LoraCache
 from model.runner import ModelRunner
-from model.tokenizer import Tokenizer, load_tokenizer
-from model.weights import Checkpoint, load_checkpoint
+from model.tokens.tokenizer import Tokenizer, load_tokenizer
 from tests.model.decoding import generate, logits_of, scattered_tables, whole
 from tests.model.gemma import GemmaNotInstalled, cache_folder, gemma_path
 from tests.model.texts import TEXTS

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from model.backend import reference_backend
-from model.config import ModelConfig
+from model.checkpoint.config import ModelConfig
 from model.kv_cache import KVCache
 from scheduler.batch import BLOCK_SIZE
 

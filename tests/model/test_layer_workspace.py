@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.block_tiles import BlockRows
-from model.config import ModelConfig
+from model.checkpoint.config import ModelConfig
+from model.cpu.block_tiles import BlockRows
+from model.cpu.rank_products import RANK_ROW_BYTES
 from model.layer_workspace import LayerWorkspace
-from model.rank_products import RANK_ROW_BYTES
 
 D, F, H, K, h, V = 96, 160, 6, 2, 32, 265
 

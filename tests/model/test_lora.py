@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.adapter import Adapter, EmbeddingDelta, LoraDelta, TokenRows
+from model.adapters.adapter import Adapter, EmbeddingDelta, LoraDelta, TokenRows
 from model.backend import Backend, choose_backend, reference_backend
 from model.lora import Adaptable, LoraStack, Projection, stack_adapters
 from scheduler.cohort import AdapterId

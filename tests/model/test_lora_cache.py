@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from model.adapter import Adapter, EmbeddingDelta, LoraDelta, TokenRows
+from model.adapters.adapter import Adapter, EmbeddingDelta, LoraDelta, TokenRows
 from model.backend import choose_backend
 from model.lora import Adaptable, LoraStack, Projection, stack_adapters
 from model.lora_cache import LoraCache

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from model.adapter import Adapter
+from model.adapters.adapter import Adapter
 from model.backend import choose_backend, reference_backend
+from model.checkpoint.weights import load_checkpoint
 from model.decoder import Decoder
 from model.lora import LoraStack, stack_adapters
 from model.lora_cache import LoraCache
-from model.weights import load_checkpoint
 from scheduler.cohort import cohort_key
 from tests.model.changed_weights import PARTS, Plan, changed_model, make_adapter, tokens_without_head
 from tests.model.decoding import logits_of, whole

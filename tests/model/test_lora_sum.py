@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from model.adapter import Adapter, Dora, LoraDelta
+from model.adapters.adapter import Adapter, Dora, LoraDelta
 from model.lora_sum import DeltaSum, sum_of_deltas
 from scheduler.cohort import AdapterId
 

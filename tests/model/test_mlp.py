@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model.adapted import AdaptedLinear
 from model.backend import Backend, choose_backend
-from model.config import Experts
+from model.checkpoint.config import Experts
 from model.linear import PlainLinear, pack_linear
 from model.lora import LoraStack
 from model.mlp import ExpertsMlp, GatedMlp, Mlp

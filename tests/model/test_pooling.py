@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from peft import LoraConfig
 from transformers import PreTrainedModel
 
-from model.adapter import Adapter
-from model.adapters import load_adapter
+from model.adapters.adapter import Adapter
+from model.adapters.files import load_adapter
 from model.backend import choose_backend
-from model.config import CheckpointError
+from model.checkpoint.config import CheckpointError
+from model.checkpoint.weights import load_checkpoint
 from model.kv_cache import KVCache
 from model.language_model import LanguageModel, load_language_model
 from model.lora_cache import LoraCache
 from model.pooling import add_states, embedding, stated_pooling, wanted_tokens
 from model.runner import ModelRunner
-from model.weights import load_checkpoint
 from scheduler.batch import BLOCK_SIZE, Batch, Pooling, Row, SamplingParams
 from scheduler.cohort import CohortKey, cohort_key
 from tests.model.adapter_makers import ALL_LINEAR, attach, base_weights, make_peft_adapter

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from model.backend import choose_backend
+from model.checkpoint.weights import load_checkpoint
 from model.language_model import LanguageModel, load_language_model
-from model.tokenizer import Tokenizer, load_tokenizer
-from model.weights import load_checkpoint
+from model.tokens.tokenizer import Tokenizer, load_tokenizer
 from tests.model.quality import TEXT, answers, chats, perplexity
 
 pytestmark = pytest.mark.slow

@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from model.adapter import Adapter, LoraDelta
+from model.adapters.adapter import Adapter, LoraDelta
 from model.backend import choose_backend
+from model.checkpoint.weights import load_checkpoint
+from model.cpu.jit import compiles_for
 from model.decoder import Decoder
-from model.jit import compiles_for
 from model.kv_cache import KVCache
 from model.lora_cache import LoraCache
 from model.runner import ModelRunner, step_tensors
-from model.weights import load_checkpoint
 from scheduler.batch import Batch, Row, SamplingParams
 from scheduler.cohort import AdapterId
 from tests.model.decoding import generate

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from model.adapter import Adapter, BaseWeights
-from model.adapters import load_adapter
+from model.adapters.adapter import Adapter, BaseWeights
+from model.adapters.files import load_adapter
 from model.backend import choose_backend
+from model.checkpoint.weights import load_checkpoint
 from model.language_model import LanguageModel, load_language_model
 from model.lora_cache import LoraCache
-from model.weights import load_checkpoint
 from scheduler.batch import BLOCK_SIZE, DEFAULT_SAMPLERS, Sample, Sampler, SamplerChain, SamplingParams
 from scheduler.cohort import BASE, CohortKey, cohort_key
 from scheduler.core import SchedulerLimits

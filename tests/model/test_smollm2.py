@@ -10,13 +10,13 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from model.backend import choose_backend
-from model.config import ModelConfig
+from model.checkpoint.config import ModelConfig
+from model.checkpoint.weights import load_checkpoint
 from model.decoder import Decoder
 from model.kv_cache import KVCache
 from model.language_model import load_language_model
 from model.lora_cache import LoraCache
 from model.runner import ModelRunner
-from model.weights import load_checkpoint
 from tests.model.decoding import generate, logits_of, scattered_tables, whole
 
 # "What is the capital of France, and what is it known for?" as a chat; the beginnings of a story and of a program.

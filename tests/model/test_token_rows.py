@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.adapter import EmbeddingDelta, TokenRows
+from model.adapters.adapter import EmbeddingDelta, TokenRows
 from model.backend import Backend, choose_backend, reference_backend
 from model.token_rows import EmbeddingLowRank, EmbeddingRows, HeadRows
 

@@ -34,7 +34,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from model.module_names import unstack
+from model.checkpoint.module_names import unstack
 
 FAMILIES = ("llama", "mistral", "smollm", "qwen2", "qwen3", "gemma3", "mixtral", "qwen3moe")
 INTERLEAVED = ("llama", "mistral", "mixtral")

@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 from numba.core.dispatcher import Dispatcher
 
-from model.adapter import Adapter, LoraDelta
+from model.adapters.adapter import Adapter, LoraDelta
 from model.backend import choose_backend
+from model.checkpoint.weights import load_checkpoint
 from model.kv_cache import KVCache
 from model.language_model import load_language_model
 from model.lora_cache import LoraCache
 from model.runner import ModelRunner
-from model.weights import load_checkpoint
 from scheduler.batch import Batch, Row, RowFault, SamplerChain, SamplingParams
 from scheduler.cohort import BASE, AdapterId, CohortKey, cohort_key
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from peft import LoraConfig
 
-from model.adapter_content import AdapterContent
-from model.adapter_peft import read_peft
-from model.adapter_tensors import AdapterError
+from model.adapters.content import AdapterContent
+from model.adapters.peft import read_peft
+from model.adapters.tensors import AdapterError
 from tests.model.adapter_makers import base_weights, make_peft_adapter
 from tests.model.tiny import make_model
 

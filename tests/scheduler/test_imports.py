@@ -64,6 +64,24 @@ def test_shipped_code_never_imports_tests(package: str) -> None:
     assert [pair for pair in imports_of(package) if top(pair[1]) == "tests"] == []
 
 
+def part_of(module: str) -> str:
+    """The file or folder directly in a package that a module is, or lies in: `model.cpu.jit` is in `model.cpu`."""
+    return ".".join(module.split(".")[:2])
+
+
+@pytest.mark.parametrize("package", ["model", "server"])
+def test_files_and_folders_of_a_package_import_each_other_in_one_direction(package: str) -> None:
+    needs: dict[str, set[str]] = {}
+    for path, module in imports_of(package):
+        importer = part_of(path.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+        if top(module) == package and module != package and part_of(module) != importer:
+            needs.setdefault(importer, set()).add(part_of(module))
+    while leaves := [part for part, needed in needs.items() if not needed & needs.keys()]:
+        for part in leaves:
+            del needs[part]
+    assert needs == {}, "these import each other in a circle, or need those that do"
+
+
 def test_only_the_loop_awaits() -> None:
     asynchronous = {
         str(path.relative_to(ROOT))

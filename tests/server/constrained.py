@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import torch
 
-from model.sampler import sample
+from model.sampling.sampler import sample
 from scheduler.batch import Batch, Row, StepOutput
 from tests.server.fakes import VOCAB_SIZE
 

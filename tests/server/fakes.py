@@ -11,20 +11,20 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, models, pre_tokenizers
 
-from model.infill import NO_FIM, FimTokens
 from model.pooling import add_states, wanted_tokens
-from model.tokenizer import Tokenizer
-from model.vocabulary import Vocabulary, byte_level_piece
+from model.tokens.infill import NO_FIM, FimTokens
+from model.tokens.tokenizer import Tokenizer
+from model.tokens.vocabulary import Vocabulary, byte_level_piece
 from scheduler.batch import BLOCK_SIZE, Batch, Pooled, Row, RowFault, Sample, Scores, StepOutput, TokenLogprob
 from scheduler.cohort import AdapterId, CohortKey, cohort_key
 from scheduler.core import SchedulerLimits
 from scheduler.loop import Executor
 from server.adapters.arguments import AdapterArgument
 from server.adapters.catalog import AdapterEntry
-from server.adapters.opening import model_names, open_catalog
 from server.adapters.registry import ServedList
 from server.adapters.resident import ResidentAdapter
 from server.assembly import assemble, first_adapters
+from server.catalog_opening import model_names, open_catalog
 from server.engine import Engine, ModelCard
 from server.settings import Settings
 

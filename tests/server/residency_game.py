@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from model.adapter_tensors import AdapterError
+from model.adapters.tensors import AdapterError
 from scheduler.cohort import AdapterId
 from server.adapters.catalog import AdapterEntry, AdapterSource
 from server.adapters.residency import Residency

@@ -7,7 +7,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from model.adapter_tensors import AdapterError
+from model.adapters.tensors import AdapterError
 from server.adapters.catalog import AdapterEntry, AdapterSource
 from server.adapters.registry import ServedList
 from server.adapters.resident import ResidentAdapter

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.chat_template import ChatTemplate, TemplateError
+from model.tokens.chat_template import ChatTemplate, TemplateError
 from server.chat.prompt import render_chat
 from server.errors import RequestError
 from server.messages.schema import MessagesBody, messages_chat

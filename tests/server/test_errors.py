@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from model.chat_template import TemplateError
+from model.tokens.chat_template import TemplateError
 from scheduler import errors as scheduler_errors
 from scheduler.errors import PromptEmpty, PromptTooLong, QueueFull, Refusal, ShuttingDown
 from server import errors

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.infill import FimTokens
+from model.tokens.infill import FimTokens
 from server.infill import Gap, infill_prompt
 from tests.server.fakes import BOS, byte_tokenizer
 

@@ -10,10 +10,10 @@ import openai
 import pytest
 from tokenizers import AddedToken
 
-from model.adapter_tensors import AdapterError
-from model.adapter_tokenizer import AdapterTokenizer
-from model.chat_template import ChatTemplate
-from model.tokenizer import Tokenizer
+from model.adapters.tensors import AdapterError
+from model.adapters.tokenizer import AdapterTokenizer
+from model.tokens.chat_template import ChatTemplate
+from model.tokens.tokenizer import Tokenizer
 from scheduler.cohort import CohortKey
 from server.adapters.arguments import MixArgument
 from server.adapters.catalog import AdapterEntry

@@ -15,7 +15,7 @@ from peft import LoraConfig
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedModel
 
-from model.adapter_tensors import AdapterError
+from model.adapters.tensors import AdapterError
 from server.adapters.arguments import AdapterArgument, MixArgument
 from server.assembly import load_engine
 from server.engine import Engine

@@ -13,8 +13,8 @@ from scheduler.cohort import Activation, AdapterId, cohort_key
 from scheduler.context_shift import ContextShift
 from scheduler.events import FinishReason
 from scheduler.request import Request
-from server.replies.text_rules import TextRules
 from server.response_cache import AnswerKey, ResponseCache, StoredAnswer, answer_key
+from server.text_rules import TextRules
 from tests.server.fakes import (
     byte_tokenizer,
 )

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.tokenizer import Tokenizer, load_tokenizer
-from model.weights import load_checkpoint
+from model.checkpoint.weights import load_checkpoint
+from model.tokens.tokenizer import Tokenizer, load_tokenizer
 from tests.upstream import models
 
 TEXT = "What is the capital of France ? 媽 🤗"

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from peft import LoraConfig
 
-from model.adapter import BaseWeights
-from model.adapter_tensors import AdapterError
+from model.adapters.adapter import BaseWeights
+from model.adapters.tensors import AdapterError
 from model.backend import choose_backend
+from model.checkpoint.weights import load_checkpoint
 from model.decoder import Decoder
 from model.lora import LoraStack, stack_adapters
 from model.lora_cache import LoraCache
-from model.tokenizer import load_tokenizer
-from model.weights import load_checkpoint
+from model.tokens.tokenizer import load_tokenizer
 from scheduler.core import Scheduler
 from scheduler.errors import ShuttingDown
 from scheduler.loop import StepLoop

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.adapter_tokenizer import AdapterTokenizer
-from model.chat_template import ChatTemplate
-from model.tokenizer import Tokenizer
+from model.adapters.tokenizer import AdapterTokenizer
+from model.tokens.chat_template import ChatTemplate
+from model.tokens.tokenizer import Tokenizer
 from scheduler.batch import SamplingParams
 from scheduler.cohort import BASE, Activation, CohortKey, cohort_key
 from scheduler.events import FinishReason

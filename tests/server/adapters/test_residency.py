@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from model.adapter_tensors import AdapterError
+from model.adapters.tensors import AdapterError
 from server.adapters.resident import (
     AdapterDropped,
     AdapterListTooLong,

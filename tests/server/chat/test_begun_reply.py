@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.chat_template import ChatTemplate
+from model.tokens.chat_template import ChatTemplate
 from server.chat.prompt import RenderedChat, render_chat
 from server.errors import FieldInvalid
 from server.schemas import ChatFields, parse
-from tests.model.test_reply_layout import BEGINS_THINKING, CHANNELS, QWEN, RECIPIENTS
+from tests.model.tokens.test_reply_layout import BEGINS_THINKING, CHANNELS, QWEN, RECIPIENTS
 from tests.server import chat_templates
 from tests.server.fakes import fake_settings
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model.chat_template import ChatTemplate
+from model.tokens.chat_template import ChatTemplate
 from server.chat.named_templates import NAMED_TEMPLATES, template_of
 
 MESSAGES: list[dict[str, object]] = [

@@ -2,11 +2,11 @@
 
 import pytest
 
-from model.chat_template import ChatTemplate
+from model.tokens.chat_template import ChatTemplate
 from server.chat.prompt import render_chat
 from server.chat.template_fit import texts_for_template
 from server.schemas import ChatFields, parse
-from tests.model.test_reply_layout import CHANNELS, PARTS
+from tests.model.tokens.test_reply_layout import CHANNELS, PARTS
 from tests.server.fakes import fake_settings
 
 SYSTEM = {"role": "system", "content": "Be brief."}

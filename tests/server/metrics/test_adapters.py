@@ -10,7 +10,7 @@ import httpx
 import pytest
 from prometheus_client.samples import Sample
 
-from model.adapter_tensors import AdapterError
+from model.adapters.tensors import AdapterError
 from server.adapters.catalog import AdapterEntry
 from server.adapters.resident import ResidentAdapter
 from server.metrics.adapters import AdapterTotals

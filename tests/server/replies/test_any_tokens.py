@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.tokenizer import Tokenizer
-from model.vocabulary import SPACE, byte_level_piece, sentencepiece_piece
+from model.tokens.tokenizer import Tokenizer
+from model.tokens.vocabulary import SPACE, byte_level_piece, sentencepiece_piece
 from scheduler.batch import Sample, SamplingParams
 from scheduler.events import Finished, FinishReason, PromptComputed, TokenSampled
 from scheduler.loop import TokenStream
@@ -15,9 +15,9 @@ from scheduler.request import Request
 from server.adapters.registry import ServedList
 from server.generation import Choice
 from server.replies.reasoning import ReasoningTags
-from server.replies.reply import ReplyForm, read_reply
-from server.replies.text_rules import TextRules
 from server.replies.transcript import Transcript
+from server.reply import ReplyForm, read_reply
+from server.text_rules import TextRules
 from server.tools import formats
 from server.tools.fields import Tool
 from server.tools.formats import CallFormat

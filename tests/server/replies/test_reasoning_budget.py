@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
-from model.constraint import ConstraintCompiler, ConstraintText, Syntax
-from model.constraint_thinking import Thinking
+from model.constraints.constraint import ConstraintCompiler, ConstraintText, Syntax
+from model.constraints.thinking import Thinking
+from server.chat.tool_constraint import tool_constraint
 from server.replies.reasoning import ReasoningTags
 from server.replies.reasoning_budget import BudgetFilter, ReasoningBudget
-from server.replies.reply import ReplyForm
-from server.tools.constraint import tool_constraint
+from server.reply import ReplyForm
 from server.tools.fields import Tool, ToolUse
 from server.tools.formats import HERMES, QWEN_CODER
 from tests.server.chat_templates import HERMES_THINKING, PLAIN, THINKING_BEGUN

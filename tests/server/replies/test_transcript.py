@@ -7,8 +7,8 @@ from scheduler.events import Finished, FinishReason, TokenSampled
 from scheduler.loop import TokenStream
 from scheduler.request import Request
 from server.generation import Choice
-from server.replies.text_rules import TextRules
 from server.replies.transcript import Piece, Transcript
+from server.text_rules import TextRules
 from tests.server.fakes import EOS, TURN, base_list
 
 

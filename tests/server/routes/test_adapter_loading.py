@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from model.adapter_tensors import AdapterError
+from model.adapters.tensors import AdapterError
 from server.adapters.catalog import AdapterEntry
 from server.adapters.resident import ResidentAdapter
 from tests.server.fakes import (

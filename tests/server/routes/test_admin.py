@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from model.adapter_tensors import AdapterError
-from model.config import CheckpointError
+from model.adapters.tensors import AdapterError
+from model.checkpoint.config import CheckpointError
 from server.adapters.catalog import AdapterEntry
 from server.adapters.resident import ResidentAdapter
 from tests.server.fakes import fake_resident

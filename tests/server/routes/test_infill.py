@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from model.infill import FimTokens
+from model.tokens.infill import FimTokens
 from tests.server.fakes import FakeExecutor, alphabet, current_key, fake_engine, fake_settings
 from tests.server.live import LiveServer, frames
 

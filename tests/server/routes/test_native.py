@@ -6,7 +6,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from model.tokenizer import Tokenizer
+from model.tokens.tokenizer import Tokenizer
 from tests.server import fakes
 from tests.server.fakes import (
     BOS,

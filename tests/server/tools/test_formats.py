@@ -2,7 +2,7 @@
 
 import pytest
 
-from model.chat_template import ChatTemplate
+from model.tokens.chat_template import ChatTemplate
 from server.tools import formats
 from server.tools.formats import GENERIC, CallFormat, format_of
 from tests.server import chat_templates

@@ -1,0 +1,1 @@
+"""Adapters: files of every kind, and what they change."""

@@ -1,0 +1,1 @@
+"""Checkpoints: configuration and tensors, whatever kind of files they come in."""

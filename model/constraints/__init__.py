@@ -1,0 +1,1 @@
+"""Which tokens a grammar, a schema or a regular expression allows."""

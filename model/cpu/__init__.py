@@ -1,0 +1,1 @@
+"""The kernels for CPUs, and the decoder that is one of them."""

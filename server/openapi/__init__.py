@@ -1,1 +1,0 @@
-"""The OpenAPI document, and the types that it is made of."""
