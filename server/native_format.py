@@ -12,7 +12,7 @@ from scheduler.events import FinishReason
 from server.adapters.registry import ServedList
 from server.best_of import best_of
 from server.engine import Engine
-from server.errors import GenerationFailed, error_body
+from server.errors import GenerationFailed, dump_json, error_body
 from server.generation import ignores_eos
 from server.replies.transcript import Piece, Progress, Transcript
 from server.schemas import GenerationBody
@@ -21,6 +21,11 @@ from server.streaming import Json, frame
 _STOP_TYPES = {FinishReason.EOS: "eos", FinishReason.WORD: "word", FinishReason.LIMIT: "limit"}
 _LOWEST_LOGPROB = -3.4e38
 """Stands for the logarithm of 0, which JSON cannot hold."""
+_TEXT_FRAME = (
+    b'data: {"index":%d,"content":%b,"tokens":[%b],"stop":false,"id_slot":%d,"tokens_predicted":%d,'
+    b'"tokens_evaluated":%d}\n\n'
+)
+"""The frame of `NativeDialect.piece`, in a third of the time that its JSON takes to be made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,20 @@ class NativeDialect:
 
     def partial(self, transcript: Transcript, piece: Piece) -> bytes:
         """One frame a piece."""
-        return frame(self.piece(transcript, piece))
+        if self._has_more_than_text or piece.progress is not None:
+            return frame(self.piece(transcript, piece))
+        return _TEXT_FRAME % (
+            transcript.choice.index,
+            dump_json(piece.text),
+            b",".join(b"%d" % sample.token_id for sample in piece.samples),
+            transcript.slot_id,
+            piece.num_generated,
+            transcript.num_prompt,
+        )
+
+    @property
+    def _has_more_than_text(self) -> bool:
+        return self.body.timings_per_token or bool(self.body.num_logprobs)
 
     def piece(self, transcript: Transcript, piece: Piece) -> Json:
         """Return what a frame says of a piece."""
