@@ -12,7 +12,7 @@ from model.tokens.reply_layout import ThinkingLayout
 from server.aside import in_proportion
 from server.chat.begun_reply import begin_reply, end_unwanted_thinking, message_to_continue
 from server.chat.messages import read_message
-from server.chat.template_fit import fields_for_template, texts_for_template
+from server.chat.template_fit import fields_for_template, texts_for_template, with_open_turn
 from server.chat.tools import messages_for_template
 from server.errors import BodyInvalid, FeatureOff, FieldInvalid
 from server.fields import json_type
@@ -76,6 +76,8 @@ def render_chat(
         tools=None if calls.is_generic and use.callable else [tool.as_json() for tool in use.tools],
         variables=_variables(body, settings, thinks=thinks),
     )
+    if body.add_generation_prompt or last is not None:
+        prompt = with_open_turn(prompt)
     if last is None or last.is_empty:
         head, begun = end_unwanted_thinking(prompt, tags, thinks=thinks)
     else:

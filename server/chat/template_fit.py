@@ -12,6 +12,8 @@ from server.chat.messages import Message
 _TRIMMED = "You have access to the following functions in JSONSchema format"
 """Words of StepFun's template: its models think in circles where texts begin or end with white space."""
 
+_GEMMA_TURN, _GEMMA_TURN_END = "<|turn>model\n", "<turn|>\n"
+
 
 def texts_for_template(template: ChatTemplate, messages: Sequence[Message]) -> list[Message]:
     """Return the messages with the texts that they are to have. The system's goes in front of the next message where
@@ -27,6 +29,13 @@ def fields_for_template(template: ChatTemplate, messages: Sequence[Message]) -> 
     """Return the messages with contents and thoughts where, and in the form in which, the template looks for them."""
     placed = [_with_thoughts_in_place(template, message) for message in messages]
     return [_in_parts(message) for message in placed] if template.needs_parts else placed
+
+
+def with_open_turn(prompt: str) -> str:
+    """Return a prompt for a reply with the reply's turn open: templates of Gemma 4 leave it out behind results of tools
+    where a text stood beside the calls.
+    """
+    return prompt + _GEMMA_TURN if prompt.endswith(_GEMMA_TURN_END) else prompt
 
 
 def _trimmed(message: Message) -> Message:

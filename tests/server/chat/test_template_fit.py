@@ -87,3 +87,11 @@ def test_variables_have_all_the_names_that_templates_know(body: dict[str, object
 def test_a_template_is_told_to_think_where_its_thinking_is_known(source: str, thinks: bool) -> None:
     assert prompt(source, USER) == str(thinks)
     assert prompt(source, USER, chat_template_kwargs={"enable_thinking": True}) == "True"
+
+
+def test_a_reply_gets_the_turn_that_templates_of_gemma_4_leave_out() -> None:
+    source = "{% for m in messages %}<|turn>{{ m.role }}\n{{ m.content }}<turn|>\n{% endfor %}"
+    turn = "<|turn>user\n hi <turn|>\n"
+    assert prompt(source, USER) == f"{turn}<|turn>model\n"
+    assert prompt(source + "{{ '<|turn>model\\n' }}", USER) == f"{turn}<|turn>model\n"
+    assert prompt(source, USER, add_generation_prompt=False) == turn
